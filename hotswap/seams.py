@@ -1,0 +1,231 @@
+"""The protocols that plug-ins and embedders implement.
+
+Rule: an async method runs on the event loop's thread and must not block it; a
+sync method says on which thread it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from hotswap.types import (
+    Bucket,
+    InFlightCounts,
+    Manifest,
+    PauseMode,
+    Placement,
+    Scope,
+    TensorSpec,
+    Update,
+    WeightStamp,
+)
+
+__all__ = [
+    "Engine",
+    "EnginePause",
+    "GenerateRequest",
+    "Generation",
+    "Generator",
+    "Inspector",
+    "LoadStrategy",
+    "Plan",
+    "SamplingParams",
+    "Stage",
+    "TokenChunk",
+]
+
+
+class Stage(Protocol):
+    """A source that has been fetched and is ready to deliver every tensor."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Everything that ``buckets`` will deliver."""
+        ...
+
+    def buckets(self) -> Iterable[Bucket]:
+        """Deliver every tensor of the manifest once; each call starts afresh.
+
+        Called on a worker thread. Opens no file and no socket: what it needs
+        was opened when the stage was entered.
+        """
+        ...
+
+
+class LoadStrategy(Protocol):
+    """Where weights come from. Its name is the key it is registered under."""
+
+    def open(self, update: Update, placement: Placement) -> AbstractAsyncContextManager[Stage]:
+        """Fetch on entry (the server keeps serving), release everything on exit.
+
+        Raises: UpdateRejected when the source is not what was asked for.
+        """
+        ...
+
+
+class Plan(Protocol):
+    """A validated update: where each named tensor goes. Nothing is written yet."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Checkpoint name -> the shape and *live* dtype that staging should hold."""
+        ...
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names that the live model has and the manifest lacks (partial scope only)."""
+        ...
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names that were skipped by rule (never because nobody looked)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePause:
+    """Forward passes have stopped: ``since`` is ``time.perf_counter()`` of the last end."""
+
+    num_aborted: int
+    since: float
+
+
+class Engine(Protocol):
+    """What the controller needs of a thing that runs forward passes, and no more."""
+
+    @property
+    def in_flight(self) -> InFlightCounts:
+        """Requests inside the engine now. Any thread; never blocks."""
+        ...
+
+    def manifest(self) -> Manifest:
+        """Checkpoint names, live dtypes and shapes of a full update. Any thread."""
+        ...
+
+    def plan(self, manifest: Manifest, scope: Scope) -> Plan:
+        """Validate every name, shape, dtype and range. Any thread; writes nothing.
+
+        Raises: UpdateRejected with everything that is wrong.
+        """
+        ...
+
+    async def pause(self, mode: PauseMode) -> EnginePause:
+        """Return once no forward pass runs and in-flight requests met ``mode``.
+
+        May be called while an earlier pause still drains (a stronger mode takes
+        over). Cancelled before it is done: the engine runs on as before.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let forward passes run. A no-op when they do."""
+        ...
+
+    async def flush(self) -> int:
+        """Drop every cached prefix that no running request holds; how many went."""
+        ...
+
+    async def write(self, plan: Plan, bucket: Bucket) -> None:
+        """Copy a bucket into the live weights, on the engine's own thread.
+
+        Only while paused. Absolute values: writing the same bucket twice is
+        writing it once. Raises whatever went wrong, the weights then torn.
+        """
+        ...
+
+    async def commit(self, stamp: WeightStamp) -> None:
+        """Recompute derived tensors, run post-load hooks once, adopt ``stamp``."""
+        ...
+
+
+@runtime_checkable
+class Inspector(Protocol):
+    """An engine that can show its live weights."""
+
+    async def read_weight(self, name: str, rows: int) -> torch.Tensor:
+        """First ``rows`` of dimension 0, float32 or integer, CPU, a copy.
+
+        Raises: KeyError for a name that is neither live nor a checkpoint name.
+        """
+        ...
+
+    async def checksums(self) -> dict[str, str]:
+        """xxh3-64 (16 hex digits) of every parameter and buffer, by live name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Temperature 0 is greedy."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt, already tokenised. ``rid`` is unique among requests in flight."""
+
+    rid: str
+    input_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """One output token, or the end.
+
+    ``stamp`` names the weights whose forward pass made ``token_id``. The last
+    chunk has ``finish_reason`` (``stop``, ``length``, ``abort``, ``error``) and
+    may carry no token.
+    """
+
+    token_id: int | None
+    stamp: WeightStamp
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+class Generation(Protocol):
+    """A request inside the engine: iterate its chunks; abort it at any token."""
+
+    def __aiter__(self) -> AsyncIterator[TokenChunk]:
+        """Chunks in order; ends after the one with a finish reason."""
+        ...
+
+    def abort(self) -> None:
+        """Ask for the end; the last chunk says ``abort``. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """An engine that also generates text for the HTTP routes."""
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queue a request. Event-loop thread; never blocks.
+
+        Raises: ValueError for a prompt the engine cannot run.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``. Raises: ValueError without a tokenizer."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``. Raises: ValueError without a tokenizer."""
+        ...

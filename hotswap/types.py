@@ -1,0 +1,242 @@
+"""The values that travel between the parts: frozen, slotted, keyword-only."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from hotswap.errors import UpdateRejected
+
+__all__ = [
+    "Bucket",
+    "InFlightCounts",
+    "LoadMode",
+    "Manifest",
+    "PauseMode",
+    "Payload",
+    "Placement",
+    "Readable",
+    "Scope",
+    "TensorSpec",
+    "Update",
+    "UpdateReport",
+    "WeightStamp",
+]
+
+
+class PauseMode(StrEnum):
+    """What a pause does with requests in flight.
+
+    ``abort`` ends them with what they have; ``retract`` drops their KV, parks
+    them and recomputes after the resume; ``in_place`` freezes them with their
+    KV; ``wait`` lets them finish.
+    """
+
+    ABORT = "abort"
+    RETRACT = "retract"
+    IN_PLACE = "in_place"
+    WAIT = "wait"
+
+    @property
+    def strength(self) -> int:
+        """How promptly the mode stops work; a stronger pause overtakes a weaker one."""
+        return _STRENGTH[self]
+
+
+_STRENGTH = {PauseMode.WAIT: 0, PauseMode.IN_PLACE: 1, PauseMode.RETRACT: 2, PauseMode.ABORT: 3}
+
+
+class Scope(StrEnum):
+    """Whether an update must cover every weight, or may touch a few."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+
+
+class LoadMode(StrEnum):
+    """Where bytes go: host memory first (undo is possible), or the live weights."""
+
+    STAGED = "staged"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Name, dtype and shape of one tensor in checkpoint coordinates."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return self.numel * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A tensor that is not in memory yet, but whose source is already open.
+
+    ``read_into`` fills ``out`` (contiguous, CPU, exactly ``spec``) and may be
+    called more than once and from any thread. It opens nothing.
+    """
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Name, dtype and shape of what ``read_into`` delivers."""
+        ...
+
+    def read_into(self, out: torch.Tensor) -> None:
+        """Fill ``out``. Raises: OSError when the source cannot deliver every byte."""
+        ...
+
+
+Payload: TypeAlias = torch.Tensor | Readable
+Bucket: TypeAlias = Sequence[tuple[str, Payload]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a source says that it will deliver, before it delivers any of it.
+
+    ``config`` is the checkpoint's model configuration (``config.json``) where
+    the source has one; engines compare it with what they run.
+
+    Raises: UpdateRejected when a name appears twice.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    config: Mapping[str, object] | None = None
+    _by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, TensorSpec] = {}
+        for spec in self.tensors:
+            if spec.name in by_name:
+                raise UpdateRejected(
+                    f"tensor {spec.name!r} appears twice in the source, wanted once; "
+                    "remove one of the copies"
+                )
+            by_name[spec.name] = spec
+        object.__setattr__(self, "_by_name", by_name)
+
+    @classmethod
+    def of(
+        cls, tensors: Iterable[TensorSpec], *, config: Mapping[str, object] | None = None
+    ) -> Manifest:
+        """Build a manifest from any iterable of specs."""
+        return cls(tensors=tuple(tensors), config=config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor name, in source order."""
+        return tuple(self._by_name)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(spec.size_bytes for spec in self.tensors)
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where this process stands among those that serve one model."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    host: str = field(default_factory=socket.gethostname)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One request to change the weights.
+
+    ``version`` and ``token_step`` are labels; None keeps the previous one.
+    ``options`` carries what only the named strategy understands.
+    """
+
+    source: str
+    strategy: str = "disk"
+    scope: Scope = Scope.FULL
+    mode: LoadMode = LoadMode.STAGED
+    version: str | None = None
+    token_step: int | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStamp:
+    """Which weights are live. The four fields change together, at a commit only.
+
+    ``version`` is the client's opaque label; ``epoch`` counts commits, never
+    repeats within a process, and is what caches and spans are keyed by.
+    """
+
+    version: str | None = None
+    token_step: int | None = None
+    update_count: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlightCounts:
+    """Requests inside the engine: ``holding_kv`` of the total own KV memory."""
+
+    running: int = 0
+    waiting: int = 0
+    holding_kv: int = 0
+
+    @property
+    def total(self) -> int:
+        """Running and waiting together."""
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What one successful update did and cost.
+
+    ``paused_ms`` runs from the end of the last forward pass to the first one
+    allowed again; under a client's own pause it is the update's share of it.
+    """
+
+    stamp: WeightStamp
+    tensors_applied: int
+    bytes_applied: int
+    flushed_cache: bool
+    entries_cleared: int
+    num_aborted_requests: int
+    num_paused_requests: int
+    load_mode: LoadMode
+    staged_ms: float
+    paused_ms: float
+    elapsed_ms: float
+    missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
