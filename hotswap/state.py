@@ -131,11 +131,14 @@ def update_command(facts: Facts) -> Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What guards and outcomes may look at besides the facts."""
+    """What guards and outcomes may look at besides the facts.
+
+    ``pauses_itself``: the swap brings a pause mode for requests in flight.
+    """
 
     in_flight: int = 0
     holding_kv: int = 0
-    abort_all: bool = False
+    pauses_itself: bool = False
     full_coverage: bool = True
     mode: PauseMode = PauseMode.ABORT
     releases: frozenset[str] = frozenset()
@@ -169,18 +172,18 @@ WHOLE_OR_FULL = Guard(
     passes=lambda facts, now: facts.weights is Weights.WHOLE or now.full_coverage,
     hint="the weights are not whole and this update covers only a part of them; send a full update",
 )
-IDLE_OR_ABORT_ALL = Guard(
-    name="idle_or_abort_all",
-    passes=lambda _facts, now: now.in_flight == 0 or now.abort_all,
+IDLE_OR_PAUSES = Guard(
+    name="idle_or_pauses",
+    passes=lambda _facts, now: now.in_flight == 0 or now.pauses_itself,
     hint='requests are in flight; call pause_generation(mode="abort") first, '
-    "or pass abort_all_requests=true",
+    'or pass abort_all_requests=true (or pause_mode="retract" to keep them)',
     error=InFlight,
 )
 GUARDS: tuple[Guard, ...] = (
     NOTHING_HOLDS_KV,
     WEIGHTS_RESIDENT,
     WHOLE_OR_FULL,
-    IDLE_OR_ABORT_ALL,
+    IDLE_OR_PAUSES,
 )
 
 
@@ -196,7 +199,7 @@ class Rule:
 RESTING: tuple[State, ...] = (State.SERVING, State.PAUSED, State.SLEEPING, State.INVALID)
 
 _UPDATE = Rule(during=Busy.UPDATING, guards=(WEIGHTS_RESIDENT, WHOLE_OR_FULL), touches_weights=True)
-_SWAP = Rule(during=Busy.UPDATING, guards=(IDLE_OR_ABORT_ALL,), touches_weights=True)
+_SWAP = Rule(during=Busy.UPDATING, guards=(IDLE_OR_PAUSES,), touches_weights=True)
 _SLEEP = Rule(during=Busy.UPDATING, touches_weights=True)
 
 TABLE: Mapping[tuple[State, Command], Rule] = {

@@ -177,6 +177,9 @@ class Update:
     """One request to change the weights.
 
     ``version`` and ``token_step`` are labels; None keeps the previous one.
+    ``pause_mode`` is how a swap on a serving engine meets requests in flight:
+    None refuses beside them, ``retract`` or ``in_place`` lets them live through
+    it, ``abort`` is what the wire calls ``abort_all_requests``.
     ``options`` carries what only the named strategy understands.
     """
 
@@ -187,7 +190,7 @@ class Update:
     version: str | None = None
     token_step: int | None = None
     flush_cache: bool = True
-    abort_all_requests: bool = False
+    pause_mode: PauseMode | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
