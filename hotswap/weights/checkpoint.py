@@ -1,0 +1,152 @@
+"""A Hugging Face checkpoint directory as a stage: open, checked, not yet read.
+
+Rules:
+
+* Every header of every file is checked before any byte of any tensor is read.
+* Descriptors are opened once, by ``Checkpoint.open``; no mapping is ever made, and
+  ``close`` leaves nothing behind, so that a trainer may delete the directory next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from hotswap.errors import UpdateRejected
+from hotswap.types import Bucket, Manifest, Payload, TensorSpec
+from hotswap.weights.file_tensor import FileTensor
+from hotswap.weights.folder import Folder, OpenFile
+from hotswap.weights.layout import Layout, find_layout
+from hotswap.weights.roots import Allowed
+from hotswap.weights.safetensors_header import read_header
+from hotswap.weights.torch_file import read_torch_file
+
+__all__ = ["Checkpoint"]
+
+_BUCKET_BYTES = 256 * 2**20
+
+
+class Checkpoint:
+    """Weights and ``config.json`` of one directory; satisfies ``Stage``.
+
+    From safetensors its payloads are ``FileTensor``; from torch files they are
+    tensors in host memory that the checkpoint owns until it is closed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        payloads: Mapping[str, Payload],
+        manifest: Manifest,
+        resources: ExitStack,
+    ) -> None:
+        """Use ``Checkpoint.open``. ``resources`` are closed with the checkpoint."""
+        self.path = path
+        self._payloads = dict(payloads)
+        self._resources = resources
+        self._manifest = manifest
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, allowed: Allowed | None = None) -> Self:
+        """Open every file that holds weights, and check all headers. Blocks; any thread.
+
+        ``allowed`` judges the real path of the directory and of each file (``Roots``
+        is one such judge); None allows symbolic links to anywhere, as Hugging Face
+        caches use them. Which files count: see ``layout``. Raises: UpdateRejected.
+        """
+        with ExitStack() as undo:
+            with Folder.open(directory, allowed=allowed) as folder:
+                config = folder.read_object("config.json")
+                payloads = _open_payloads(folder, find_layout(folder), undo)
+            manifest = Manifest.of(itertools.starmap(_spec, payloads.items()), config=config)
+            return cls(folder.path, payloads=payloads, manifest=manifest, resources=undo.pop_all())
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.path} {len(self._manifest)} tensors>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every file and let go of every tensor. Idempotent; no read may be running."""
+        self._payloads.clear()
+        self._resources.close()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Everything that ``buckets`` delivers, with ``config.json``."""
+        return self._manifest
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every tensor once, in file order, about 256 MiB a bucket. Opens nothing."""
+        bucket: list[tuple[str, Payload]] = []
+        held_bytes = 0
+        for name, payload in self._payloads.items():
+            bucket.append((name, payload))
+            held_bytes += self._manifest[name].size_bytes
+            if held_bytes >= _BUCKET_BYTES:
+                yield bucket
+                bucket, held_bytes = [], 0
+        if bucket:
+            yield bucket
+
+
+def _open_payloads(folder: Folder, layout: Layout, undo: ExitStack) -> dict[str, Payload]:
+    # All headers first: a fault in the last file must not cost a read of the first.
+    files = [undo.enter_context(folder.open_file(name)) for name in layout.files]
+    payloads: dict[str, Payload] = {}
+    holder: dict[str, str] = {}
+    for file in files:
+        for name, payload in _contents(file, layout).items():
+            if layout.file_of is not None and layout.file_of.get(name) != file.name:
+                continue
+            if name in holder:
+                raise UpdateRejected(
+                    f"tensor {name!r} is in {holder[name]} and in {file.name}, and no index says "
+                    "which one counts; remove one, or add the index"
+                )
+            holder[name] = file.name
+            payloads[name] = payload
+    _check_index_kept(layout, holder)
+    return payloads
+
+
+def _contents(file: OpenFile, layout: Layout) -> Mapping[str, Payload]:
+    if not layout.is_safetensors:
+        return read_torch_file(file)
+    return {
+        extent.spec.name: FileTensor(extent.spec, file=file, offset=extent.offset)
+        for extent in read_header(file)
+    }
+
+
+def _check_index_kept(layout: Layout, holder: Mapping[str, str]) -> None:
+    lacking = [(name, file) for name, file in (layout.file_of or {}).items() if name not in holder]
+    if lacking:
+        name, file = lacking[0]
+        raise UpdateRejected(
+            f"{file} lacks tensor {name!r}, which the index maps to it (as it does {len(lacking)} "
+            "in all); index and shards do not belong together"
+        )
+
+
+def _spec(name: str, payload: Payload) -> TensorSpec:
+    if isinstance(payload, torch.Tensor):
+        return TensorSpec(name=name, dtype=payload.dtype, shape=tuple(payload.shape))
+    return payload.spec

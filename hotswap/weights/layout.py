@@ -1,0 +1,86 @@
+"""Which files of a directory are the checkpoint.
+
+The first of these that exists decides, and nothing else in the directory is read:
+
+1. ``model.safetensors.index.json`` and the shards that it names
+2. ``model.safetensors``
+3. every other ``*.safetensors``, when no two hold the same tensor
+4. ``pytorch_model.bin.index.json`` and the shards that it names
+5. ``pytorch_model.bin``
+6. every ``*.pt``, when no two hold the same tensor
+
+Where an index exists, only the index decides which tensor comes from which file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotswap.errors import UpdateRejected
+from hotswap.weights.folder import Folder
+
+__all__ = ["Layout", "find_layout"]
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The files to read, in order, and the index's word on each tensor (None: no index)."""
+
+    files: tuple[str, ...]
+    file_of: Mapping[str, str] | None = None
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether the files are safetensors; else they are for ``torch.load``."""
+        return self.files[0].endswith(".safetensors")
+
+
+def find_layout(folder: Folder) -> Layout:
+    """Look at names and at the index only.
+
+    Raises: UpdateRejected when there are no weights, or shards of a set are missing.
+    """
+    names = folder.names()
+    for single, suffix in (("model.safetensors", ".safetensors"), ("pytorch_model.bin", ".pt")):
+        index = f"{single}.index.json"
+        if index in names:
+            return _indexed(folder, index, suffix=single[single.rindex(".") :])
+        if single in names:
+            return Layout(files=(single,))
+        loose = tuple(sorted(name for name in names if name.endswith(suffix)))
+        if loose:
+            _check_shard_sets(folder, loose)
+            return Layout(files=loose)
+    raise UpdateRejected(
+        f"{folder.path}: no weights; wanted model.safetensors, shards with "
+        "model.safetensors.index.json, pytorch_model.bin or *.pt"
+    )
+
+
+def _indexed(folder: Folder, index: str, *, suffix: str) -> Layout:
+    weight_map = folder.read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UpdateRejected(f"{index}: weight_map names 0 tensors, wanted name: file for each")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(suffix):
+            raise UpdateRejected(
+                f"{index}: tensor {tensor!r} is mapped to {file!r}, wanted a *{suffix} file name"
+            )
+    return Layout(files=tuple(sorted(set(weight_map.values()))), file_of=weight_map)
+
+
+def _check_shard_sets(folder: Folder, files: tuple[str, ...]) -> None:
+    present = Counter(
+        match.group("stem", "count") for match in map(_SHARD.fullmatch, files) if match
+    )
+    for (stem, count), seen in present.items():
+        if seen != int(count):
+            raise UpdateRejected(
+                f"{folder.path}: {seen} of {int(count)} shards {stem}-*-of-{count} are there; "
+                "wait until the checkpoint is complete and try again"
+            )
