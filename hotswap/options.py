@@ -1,0 +1,137 @@
+"""Settings that a plug-in brings: one declaration, a flag and a ``HOTSWAP_*`` variable.
+
+A flag wins over the variable, the variable over the default. Both are parsed by
+the same code, so that they accept the same texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hotswap.errors import PluginError
+
+__all__ = ["Option", "OptionType", "add_option_flags", "option_values"]
+
+OptionType: TypeAlias = type[str] | type[int] | type[float] | type[bool]
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True} | {
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """``--name`` on the command line and ``HOTSWAP_NAME`` in the environment.
+
+    A repeatable option has a tuple of ``type``: the flag may stand several times, and
+    the variable separates values with ``os.pathsep``. A bool takes ``--name`` and
+    ``--no-name``. Raises: PluginError for a declaration that cannot work.
+    """
+
+    name: str
+    help: str
+    type: OptionType = str
+    repeatable: bool = False
+    default: object = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise PluginError(f"option name {self.name!r}, wanted lower-case words joined by '-'")
+        if self.type not in (str, int, float, bool):
+            raise PluginError(f"option {self.name}: type {self.type!r}, wanted str|int|float|bool")
+        if self.repeatable and (self.type is bool or self.default is not None):
+            raise PluginError(
+                f"option {self.name}: a repeatable option is no bool, and its default is ()"
+            )
+        if self.default is not None and type(self.default) is not self.type:
+            raise PluginError(
+                f"option {self.name}: default {self.default!r}, wanted a {self.type.__name__}"
+            )
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The command-line flag, and for a bool the one that denies it."""
+        return (f"--{self.name}", f"--no-{self.name}")[: 2 if self.type is bool else 1]
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return "HOTSWAP_" + self.name.upper().replace("-", "_")
+
+    def parse(self, text: str) -> str | int | float | bool:
+        """One value from its text. Raises: ValueError saying what was wanted."""
+        try:
+            return _BOOLS[text.strip().lower()] if self.type is bool else self.type(text)
+        except (KeyError, ValueError):
+            wanted = "one of " + ", ".join(_BOOLS) if self.type is bool else self.type.__name__
+            raise ValueError(f"{text!r} is no value for {self.name}, wanted {wanted}") from None
+
+    def parse_env(self, text: str) -> object:
+        """The value of the variable ``env``. Raises: ValueError naming the variable."""
+        texts = [item for item in text.split(os.pathsep) if item] if self.repeatable else [text]
+        try:
+            values = tuple(map(self.parse, texts))
+        except ValueError as error:
+            raise ValueError(f"{self.env}: {error}") from None
+        return values if self.repeatable else values[0]
+
+
+def add_option_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add a flag for each option; one that is not given stays None in the namespace."""
+    for option in options:
+        text = f"{option.help} (also {option.env})".replace("%", "%%")
+        if option.type is bool:
+            parser.add_argument(
+                option.flags[0], action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        else:
+            parser.add_argument(
+                option.flags[0],
+                action="append" if option.repeatable else "store",
+                type=_argument_type(option),
+                metavar=option.type.__name__.upper(),
+                default=None,
+                help=text,
+            )
+
+
+def _argument_type(option: Option) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            # argparse shows the message of this class only.
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def option_values(
+    options: Iterable[Option],
+    *,
+    flags: argparse.Namespace | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, object]:
+    """The value of every option by its name: flag, else variable, else default.
+
+    Raises: ValueError for a variable that does not parse.
+    """
+    return {option.name: _value(option, flags, environ) for option in options}
+
+
+def _value(option: Option, flags: argparse.Namespace | None, environ: Mapping[str, str]) -> object:
+    given = getattr(flags, option.name.replace("-", "_"), None)
+    if given is not None:
+        return tuple(given) if option.repeatable else given
+    if option.env in environ:
+        return option.parse_env(environ[option.env])
+    return () if option.repeatable else option.default

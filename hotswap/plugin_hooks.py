@@ -1,0 +1,80 @@
+"""Hooks that run while the server does: bound to their plug-in, bounded in time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from hotswap.errors import HotswapError, UpdateRejected
+from hotswap.hookspecs import TIMEOUTS_S
+from hotswap.state import Change
+
+__all__ = ["ChangedHook", "PostWriteHook", "PreReadHook"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreReadHook:
+    """``hotswap_pre_read`` of the plug-in ``name``."""
+
+    name: str
+    call: Callable[[str, str | None], Awaitable[None]]
+    timeout_s: float = TIMEOUTS_S["hotswap_pre_read"]
+
+    async def __call__(self, source: str, version: str | None) -> None:
+        """Wait until ``source`` may be read.
+
+        Raises: UpdateRejected when the hook fails or takes longer than ``timeout_s``.
+        """
+        await _bounded(self.call(source, version), f"{self.name}: pre-read hook", self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostWriteHook:
+    """``hotswap_post_write`` of the plug-in ``name``."""
+
+    name: str
+    call: Callable[[str, str | None], Awaitable[None]]
+    timeout_s: float = TIMEOUTS_S["hotswap_post_write"]
+
+    async def __call__(self, directory: str, version: str | None) -> None:
+        """Wait until ``directory`` is where its readers look.
+
+        Raises: UpdateRejected when the hook fails or takes longer than ``timeout_s``.
+        """
+        await _bounded(
+            self.call(directory, version), f"{self.name}: post-write hook", self.timeout_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedHook:
+    """``hotswap_changed`` of the plug-in ``name``."""
+
+    name: str
+    call: Callable[[Change], None]
+
+    def __call__(self, change: Change) -> None:
+        """Show ``change`` to the plug-in. Never raises: an observer decides nothing."""
+        try:
+            self.call(change)
+        except Exception:
+            _log.exception("%s: hotswap_changed failed on %s", self.name, change)
+
+
+async def _bounded(running: Awaitable[None], what: str, timeout_s: float) -> None:
+    with anyio.move_on_after(timeout_s) as limit:
+        try:
+            await running
+        except HotswapError:
+            raise
+        except Exception as error:
+            raise UpdateRejected(f"{what} failed: {type(error).__name__}: {error}") from error
+    if limit.cancelled_caught:
+        raise UpdateRejected(
+            f"{what} took longer than {timeout_s:g} s; see what it waits for, then try again"
+        )

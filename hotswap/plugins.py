@@ -1,0 +1,197 @@
+"""Finding plug-ins, checking them, and the frozen value that the rest of hotswap uses.
+
+Rules:
+
+* A plug-in is taken whole or refused whole; a refused one costs nobody else anything.
+* Plug-ins are looked at in the order of their dists' names, so that a clash ends the
+  same way on every machine: the later one is refused.
+* Nothing else in hotswap imports a plug-in or knows one by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+
+from starlette.routing import BaseRoute
+
+from hotswap.errors import PluginError
+from hotswap.hookspecs import GROUP, EngineFactory, StrategyFactory
+from hotswap.options import Option
+from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
+from hotswap.plugin_loading import Contribution, Finder, dist_of
+from hotswap.seams import LoadStrategy
+
+__all__ = [
+    "LoadedPlugin",
+    "Plugins",
+    "Refusal",
+    "load_plugins",
+    "missing_strategy_message",
+    "resolve_strategies",
+]
+
+_log = logging.getLogger(__name__)
+_STRATEGY = re.compile(r"[a-z][a-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPlugin:
+    """One plug-in that is in use, for people to read."""
+
+    name: str
+    version: str
+    module: str
+    hooks: tuple[str, ...]
+    strategies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One plug-in that is not in use, and why."""
+
+    name: str
+    version: str
+    module: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version} ({self.module}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugins:
+    """Everything that the plug-ins bring. The empty value is a server without any."""
+
+    strategies: Mapping[str, StrategyFactory] = field(default_factory=dict)
+    engines: Mapping[str, EngineFactory] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+    routes: tuple[BaseRoute, ...] = ()
+    pre_read: tuple[PreReadHook, ...] = ()
+    post_write: tuple[PostWriteHook, ...] = ()
+    changed: tuple[ChangedHook, ...] = ()
+    dists: tuple[LoadedPlugin, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def load_plugins(
+    *, reserved_options: Collection[str] = (), found: Iterable[EntryPoint] | None = None
+) -> Plugins:
+    """Import and check every installed plug-in. Never raises for a bad one.
+
+    ``reserved_options`` are the names of the server's own options. ``found`` replaces
+    the installed entry points of the group ``hotswap``, for embedders.
+    """
+    finder = Finder()
+    taken: list[Contribution] = []
+    refusals: list[Refusal] = []
+    for entry_point in sorted(entry_points(group=GROUP) if found is None else found, key=_order):
+        try:
+            contribution = finder.load(entry_point)
+            _check_clashes(contribution, taken, reserved_options)
+        except PluginError as error:
+            refusals.append(_refusal(entry_point, error))
+            _log.warning("plug-in refused: %s", refusals[-1])
+        else:
+            taken.append(contribution)
+    return _combine(taken, refusals)
+
+
+def resolve_strategies(
+    plugins: Plugins, option_values: Mapping[str, object]
+) -> dict[str, LoadStrategy]:
+    """Make every strategy from the option values (see ``options.option_values``).
+
+    Raises: PluginError naming the strategy whose factory refused the values or made
+    something else than a strategy.
+    """
+    return {
+        name: _make_strategy(name, factory, option_values)
+        for name, factory in plugins.strategies.items()
+    }
+
+
+def missing_strategy_message(name: str, plugins: Plugins) -> str:
+    """What to do about a strategy that no plug-in in use brings."""
+    dist = f"hotswap-{name}"
+    seen = f"load strategy {name!r} is not installed (installed: {_listed(plugins.strategies)})"
+    for refusal in plugins.refusals:
+        if refusal.name == dist:
+            return f"{seen}: {dist} is, but was refused at load: {refusal.reason}"
+    if not _STRATEGY.fullmatch(name):
+        return f"{seen}, and its name is none that a plug-in could have"
+    return f"{seen}: pip install {dist}, then restart the server"
+
+
+def _make_strategy(
+    name: str, factory: StrategyFactory, option_values: Mapping[str, object]
+) -> LoadStrategy:
+    try:
+        strategy = factory(option_values)
+    except Exception as error:
+        raise PluginError(f"load strategy {name!r} cannot start: {error}") from error
+    if not callable(getattr(strategy, "open", None)):
+        raise PluginError(
+            f"load strategy {name!r}: its factory made a {type(strategy).__name__}, wanted an "
+            "object with open(update, placement)"
+        )
+    return strategy
+
+
+def _check_clashes(
+    new: Contribution, taken: Iterable[Contribution], reserved_options: Collection[str]
+) -> None:
+    reserved = {f"--{name}" for name in (*reserved_options, "help")}
+    _refuse_shared("flag", new.flags, reserved, "hotswap itself")
+    for earlier in taken:
+        _refuse_shared("load strategy", new.strategies, earlier.strategies, earlier.dist)
+        _refuse_shared("engine", new.engines, earlier.engines, earlier.dist)
+        _refuse_shared("route", new.route_paths, earlier.route_paths, earlier.dist)
+        _refuse_shared("flag", new.flags, earlier.flags, earlier.dist)
+
+
+def _refuse_shared(
+    kind: str, new: Collection[str], earlier: Collection[str], earlier_dist: str
+) -> None:
+    for name in new:
+        if name in earlier:
+            raise PluginError(f"{kind} {name!r} belongs to {earlier_dist} already")
+
+
+def _combine(taken: list[Contribution], refusals: list[Refusal]) -> Plugins:
+    return Plugins(
+        strategies={name: make for plugin in taken for name, make in plugin.strategies.items()},
+        engines={name: make for plugin in taken for name, make in plugin.engines.items()},
+        options=tuple(option for plugin in taken for option in plugin.options),
+        routes=tuple(route for plugin in taken for route in plugin.routes),
+        pre_read=tuple(hook for plugin in taken for hook in plugin.pre_read),
+        post_write=tuple(hook for plugin in taken for hook in plugin.post_write),
+        changed=tuple(hook for plugin in taken for hook in plugin.changed),
+        dists=tuple(
+            LoadedPlugin(
+                name=plugin.dist,
+                version=plugin.version,
+                module=plugin.module,
+                hooks=plugin.hooks,
+                strategies=tuple(plugin.strategies),
+            )
+            for plugin in taken
+        ),
+        refusals=tuple(refusals),
+    )
+
+
+def _refusal(entry_point: EntryPoint, error: PluginError) -> Refusal:
+    dist, version = dist_of(entry_point)
+    return Refusal(name=dist, version=version, module=entry_point.module, reason=str(error))
+
+
+def _order(entry_point: EntryPoint) -> tuple[str, str]:
+    return dist_of(entry_point)[0], entry_point.name
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

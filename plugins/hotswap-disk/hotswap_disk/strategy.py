@@ -1,0 +1,88 @@
+"""The load strategy ``disk``.
+
+Rule: entering opens and checks, on a worker thread; leaving closes everything,
+however the update ended, so that a trainer may delete the directory next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from hotswap.seams import Stage
+from hotswap.types import Placement, Update
+from hotswap.weights.checkpoint import Checkpoint
+from hotswap.weights.roots import Roots
+
+__all__ = ["DiskStrategy"]
+
+
+class DiskStrategy:
+    """Reads ``update.source``, a directory that this process can read.
+
+    ``roots`` confine the directory and every file in it; None allows any place.
+    """
+
+    def __init__(self, *, roots: Roots | None = None) -> None:
+        self.roots = roots
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, object]) -> Self:
+        """Make it from ``weights-root``. Raises: ValueError for a root that is no directory."""
+        directories = values.get("weights-root") or ()
+        if not isinstance(directories, Iterable) or isinstance(directories, str):
+            raise ValueError(f"weights-root is {directories!r}, wanted several directories")
+        roots = Roots.of(map(str, directories))
+        for root in roots.paths:
+            if not root.is_dir():
+                raise ValueError(f"weights-root {root} is no directory; create it first")
+        return cls(roots=roots if roots.paths else None)
+
+    def __repr__(self) -> str:
+        return f"<DiskStrategy roots: {self.roots or 'any'}>"
+
+    @asynccontextmanager
+    async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
+        """Open the checkpoint for as long as the context lasts; every rank reads all of it.
+
+        Raises: UpdateRejected when it is no whole checkpoint, or outside the roots.
+        """
+        opening = _Opening(update.source, self.roots)
+        try:
+            yield await anyio.to_thread.run_sync(opening.run)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(opening.close)
+
+
+class _Opening:
+    """A checkpoint that is closed even when nobody waited for it to open.
+
+    A task cancelled by asyncio itself leaves its worker thread running.
+    """
+
+    def __init__(self, source: str, roots: Roots | None) -> None:
+        self._source = source
+        self._roots = roots
+        self._lock = threading.Lock()
+        self._closed = False
+        self._checkpoint: Checkpoint | None = None
+
+    def run(self) -> Checkpoint:
+        checkpoint = Checkpoint.open(self._source, allowed=self._roots)
+        with self._lock:
+            self._checkpoint = checkpoint
+            if self._closed:
+                checkpoint.close()
+        return checkpoint
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._checkpoint is not None:
+                self._checkpoint.close()
