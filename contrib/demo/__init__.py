@@ -1,0 +1,1 @@
+"""``make demo``: swap a real model's weights under load, live, and prove the result."""
