@@ -1,0 +1,106 @@
+"""The ``hotswap`` command.
+
+Nothing here imports torch before the environment is set: OpenMP reads its wait
+policy once, and threads that spin after a forward pass slow the copy that follows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from hotswap._version import __version__
+
+if TYPE_CHECKING:
+    from hotswap.plugins import Plugins
+
+__all__ = ["main"]
+
+_USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (2: wrong usage, 1: it could not run)."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    if command == "serve":
+        return _serve(arguments)
+    options = _parser(None).parse_args(arguments)
+    if options.command == "plugins":
+        return _show_plugins(as_json=options.json)
+    _parser(None).print_help()
+    return _USAGE_ERROR
+
+
+def _parser(plugins: Plugins | None) -> argparse.ArgumentParser:
+    """The parser; ``serve`` has its flags only when the plug-ins are known."""
+    parser = argparse.ArgumentParser(
+        prog="hotswap",
+        description="Replace the weights of a live inference server without a restart.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hotswap {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a checkpoint over HTTP", allow_abbrev=False)
+    if plugins is not None:
+        from hotswap.settings import add_flags
+
+        add_flags(serve, plugins.options)
+    shown = commands.add_parser("plugins", help="list plug-ins, loaded and refused")
+    shown.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def _load_plugins() -> Plugins:
+    from hotswap.plugins import load_plugins
+    from hotswap.settings import OPTIONS
+
+    return load_plugins(reserved_options=[option.name for option in OPTIONS] + ["model-path"])
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    from hotswap.settings import SettingsError, settings_from
+
+    plugins = _load_plugins()
+    options = _parser(plugins).parse_args(arguments)
+    try:
+        settings = settings_from(options, plugin_options=plugins.options)
+    except SettingsError as error:
+        print(f"hotswap serve: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+
+    from hotswap.serve import StartError, run
+
+    try:
+        run(settings, plugins)
+    except StartError as error:
+        print(f"hotswap serve: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _show_plugins(*, as_json: bool) -> int:
+    plugins = _load_plugins()
+    if as_json:
+        shown = {
+            "plugins": [asdict(plugin) for plugin in plugins.dists],
+            "refused": [asdict(refusal) for refusal in plugins.refusals],
+        }
+        print(json.dumps(shown, indent=2))
+        return 0
+    for plugin in plugins.dists:
+        brings = f"strategies: {', '.join(plugin.strategies)}" if plugin.strategies else "hooks"
+        print(f"loaded   {plugin.name} {plugin.version} ({plugin.module}): {brings}")
+    for refusal in plugins.refusals:
+        print(f"refused  {refusal}")
+    if not plugins.dists and not plugins.refusals:
+        print("no plug-ins are installed; hotswap-disk brings updates from a directory")
+    return 0

@@ -1,0 +1,122 @@
+"""Put the app together: the route table, the gate, the error envelope."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from hotswap.http import control, native, status, weights
+from hotswap.http.errors import ErrorEnvelope, error_reply
+from hotswap.http.gate import Gate
+from hotswap.http.generation import Generate
+from hotswap.http.routes import Kind, KindedRoute
+from hotswap.http.served import Commands, Served
+from hotswap.http.single_process import refuse_many_workers
+from hotswap.plugins import Plugins
+from hotswap.seams import Engine
+from hotswap.settings import Settings
+from hotswap.types import Placement
+
+__all__ = ["core_routes", "create_app"]
+
+
+def core_routes() -> list[KindedRoute]:
+    """Every route of the core, each with its kind."""
+    return [
+        KindedRoute("/generate", Generate(), kind=Kind.GENERATE, methods=["POST", "PUT"]),
+        KindedRoute(
+            "/pause_generation", control.pause_generation, kind=Kind.CONTROL, methods=["POST"]
+        ),
+        KindedRoute(
+            "/continue_generation",
+            control.continue_generation,
+            kind=Kind.CONTROL,
+            methods=["POST"],
+        ),
+        KindedRoute("/flush_cache", control.flush_cache, kind=Kind.OPEN, methods=["GET", "POST"]),
+        KindedRoute(
+            "/update_weights_from_disk",
+            weights.update_weights_from_disk,
+            kind=Kind.UPDATE,
+            methods=["POST"],
+        ),
+        KindedRoute(
+            "/get_weights_by_name",
+            weights.get_weights_by_name,
+            kind=Kind.LOOKUP,
+            methods=["GET", "POST"],
+        ),
+        KindedRoute(
+            "/weights_checker",
+            weights.weights_checker,
+            kind=Kind.LOOKUP,
+            methods=["GET", "POST"],
+        ),
+        *_look_up("/get_weight_version", "/weight_version"),
+        KindedRoute("/health", status.health, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/ready", status.ready, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/status", status.status, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/get_model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/hotswap/v1/state", native.state, kind=Kind.OPEN, methods=["GET"]),
+    ]
+
+
+def _look_up(*paths: str) -> list[KindedRoute]:
+    return [
+        KindedRoute(path, weights.get_weight_version, kind=Kind.LOOKUP, methods=["GET"])
+        for path in paths
+    ]
+
+
+def create_app(
+    commands: Commands,
+    engine: Engine,
+    settings: Settings,
+    *,
+    plugins: Plugins,
+    placement: Placement | None = None,
+) -> Starlette:
+    """An ASGI app for one engine; it can be mounted under a prefix in another app.
+
+    ``app.state.served`` is what its routes talk to; close
+    ``app.state.served.requests`` to abort what is in flight before a shutdown.
+    """
+    routes: Sequence[BaseRoute] = [*core_routes(), *plugins.routes]
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(ErrorEnvelope),
+            Middleware(Gate, routes=routes, allow_weight_update=settings.allow_weight_update),
+        ],
+        exception_handlers={HTTPException: _http_exception},
+        lifespan=_lifespan,
+    )
+    # A redirect would answer for a path that the gate has not judged.
+    app.router.redirect_slashes = False
+    app.state.served = Served(
+        commands=commands,
+        engine=engine,
+        settings=settings,
+        plugins=plugins,
+        placement=placement or Placement(),
+    )
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(_app: Starlette) -> AsyncIterator[None]:
+    refuse_many_workers()
+    yield
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    kind = request.scope.get("hotswap.kind")
+    return error_reply(error, reports_success=kind in (Kind.UPDATE, Kind.CONTROL))

@@ -1,0 +1,58 @@
+"""Routes that change what the server does: pause, continue, flush."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotswap.errors import HotswapError
+from hotswap.http.disconnect import until_disconnect
+from hotswap.http.errors import RequestError, Wire, error_reply, wire_of
+from hotswap.http.json_body import arguments
+from hotswap.http.replies import Json
+from hotswap.http.schemas import FlushBody, NoBody, PauseBody, pause_mode
+from hotswap.http.served import served
+
+__all__ = ["continue_generation", "flush_cache", "pause_generation"]
+
+
+async def pause_generation(request: Request) -> Response:
+    """Stop forward passes; ``mode`` says what becomes of requests in flight."""
+    serving = served(request)
+    body = await arguments(request, PauseBody, limit_bytes=serving.settings.max_http_request_bytes)
+    mode = pause_mode(body.mode, "mode")
+    report = await until_disconnect(request.receive, partial(serving.commands.pause, mode))
+    return Json(
+        {
+            "paused": True,
+            "mode": report.mode,
+            "num_aborted_requests": report.num_aborted,
+            "message": "Generation paused successfully.",
+            "status": "ok",
+        }
+    )
+
+
+async def continue_generation(request: Request) -> Response:
+    """Open the gate; a no-op when it is open."""
+    serving = served(request)
+    await arguments(request, NoBody, limit_bytes=serving.settings.max_http_request_bytes)
+    await until_disconnect(request.receive, serving.commands.resume)
+    return Json({"paused": False, "message": "Generation continued successfully.", "status": "ok"})
+
+
+async def flush_cache(request: Request) -> Response:
+    """Drop cached prefixes at once, or say with a 400 why that is not possible now."""
+    serving = served(request)
+    try:
+        await arguments(request, FlushBody, limit_bytes=serving.settings.max_http_request_bytes)
+        cleared = await until_disconnect(request.receive, serving.commands.flush)
+    except (HotswapError, RequestError) as error:
+        wire = wire_of(error)
+        if wire.status == 409:
+            # Trainers poll this route until 200 and know no other refusal than 400.
+            wire = Wire(status=400, code=wire.code, message=wire.message)
+        return error_reply(error, wire=wire, reports_success=True)
+    return Json({"success": True, "entries_cleared": cleared, "message": "Cache flushed."})

@@ -1,0 +1,156 @@
+"""``/generate``: run a prompt, whole or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from hotswap.http.disconnect import until_disconnect
+from hotswap.http.errors import NotFound, RequestInvalid, ShuttingDown, error_body, wire_of
+from hotswap.http.in_flight import Ticket
+from hotswap.http.json_body import arguments
+from hotswap.http.replies import Json, encode
+from hotswap.http.schemas import GenerateBody
+from hotswap.http.served import Served, served
+from hotswap.http.transcript import Decode, Transcript
+from hotswap.seams import GenerateRequest, Generation, Generator
+
+__all__ = ["EngineFailed", "Generate"]
+
+_log = logging.getLogger("hotswap.http")
+
+# Longer texts are encoded on a worker thread, so that the event loop stays free.
+_INLINE_CHARACTERS = 4096
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+]
+
+
+class EngineFailed(Exception):
+    """The engine ended a request with an error of its own."""
+
+
+class Generate:
+    """An ASGI endpoint, because the reply is sent while the client is watched."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        serving = served(request)
+        body = await arguments(
+            request, GenerateBody, limit_bytes=serving.settings.max_http_request_bytes
+        )
+        engine = serving.engine
+        if not isinstance(engine, Generator):
+            raise NotFound("this server's engine does not generate over HTTP")
+        with serving.requests.reserve(body.rid) as ticket:
+            run = _Run(serving, engine, body, ticket)
+            await until_disconnect(receive, partial(run, scope, receive, send))
+
+
+class _Run:
+    """One request: prepare, wait at the door, submit, answer."""
+
+    def __init__(
+        self, serving: Served, engine: Generator, body: GenerateBody, ticket: Ticket
+    ) -> None:
+        self._serving = serving
+        self._engine = engine
+        self._body = body
+        self._ticket = ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sampling = self._body.sampling_params.params()
+        input_ids = await _input_ids(self._engine, self._body)
+        request = GenerateRequest(rid=self._ticket.rid, input_ids=input_ids, sampling=sampling)
+        generation = await self._submit(request)
+        transcript = Transcript(
+            rid=self._ticket.rid,
+            prompt_tokens=len(input_ids),
+            stamp=self._serving.commands.stamp,
+            decode=_decoder(self._engine),
+            stops=sampling.stop,
+        )
+        if self._body.stream:
+            await self._stream(generation, transcript, send)
+            return
+        async for chunk in generation:
+            transcript.add(chunk)
+        self._note_end(transcript)
+        await Json(transcript.reply())(scope, receive, send)
+
+    async def _submit(self, request: GenerateRequest) -> Generation:
+        await self._serving.commands.admission.enter()
+        # No await from here to submit: the door may close at any await.
+        if self._serving.requests.closed:
+            raise ShuttingDown("the server is shutting down; send the request to another one")
+        try:
+            generation = self._engine.submit(request)
+        except ValueError as error:
+            raise RequestInvalid(str(error)) from error
+        self._ticket.generation = generation
+        return generation
+
+    def _note_end(self, transcript: Transcript) -> None:
+        """Raises: EngineFailed when the generation did not end as a request should."""
+        if transcript.finish is None or transcript.finish == "error":
+            raise EngineFailed(f"request {self._ticket.rid} ended with {transcript.finish}")
+        self._ticket.ended = True
+
+    async def _stream(self, generation: Generation, transcript: Transcript, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        try:
+            async for chunk in generation:
+                transcript.add(chunk, stream=True)
+                if transcript.finish != "error":
+                    await _event(send, encode(transcript.reply()))
+            self._note_end(transcript)
+        except Exception as error:
+            # The status has been sent: the stream itself has to tell of the error.
+            _log.exception("stream %s failed", self._ticket.rid)
+            body = error_body(error, wire=wire_of(error), reports_success=False)
+            await _event(send, encode(body))
+        await _event(send, b"[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _event(send: Send, payload: bytes) -> None:
+    body = b"data: " + payload + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _input_ids(engine: Generator, body: GenerateBody) -> Sequence[int]:
+    if (body.text is None) == (body.input_ids is None):
+        seen = "neither" if body.text is None else "both"
+        raise RequestInvalid(f"{seen} of text and input_ids given, wanted exactly one of them")
+    if body.input_ids is not None:
+        if not body.input_ids:
+            raise RequestInvalid("input_ids is empty, wanted at least one token id")
+        return body.input_ids
+    text = body.text or ""
+    try:
+        if len(text) <= _INLINE_CHARACTERS:
+            ids = engine.encode(text)
+        else:
+            ids = await anyio.to_thread.run_sync(engine.encode, text)
+    except ValueError as error:
+        raise RequestInvalid(f"text cannot be encoded: {error}") from error
+    if not ids:
+        raise RequestInvalid("text has no tokens in it, wanted at least one")
+    return ids
+
+
+def _decoder(engine: Generator) -> Decode | None:
+    """The engine's ``decode``, or None when it has no tokenizer: text is then empty."""
+    try:
+        engine.decode(())
+    except ValueError:
+        return None
+    return engine.decode

@@ -1,0 +1,27 @@
+"""hotswap's own routes, under ``/hotswap/v1``."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotswap.http.replies import Json
+from hotswap.http.served import served
+from hotswap.http.status import not_ready, weights_body
+
+__all__ = ["state"]
+
+
+async def state(request: Request) -> Response:
+    """The machine: its facts, the state derived from them, and which weights are live."""
+    serving = served(request)
+    machine = serving.commands.machine
+    return Json(
+        {
+            "state": machine.state,
+            "facts": machine.facts,
+            "reasons": not_ready(serving),
+            "weights": weights_body(serving),
+            "in_flight": serving.engine.in_flight,
+        }
+    )

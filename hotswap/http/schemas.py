@@ -1,0 +1,144 @@
+"""Bodies of requests, as msgspec structs. Fields not named here are ignored."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hotswap.http.errors import RequestInvalid
+from hotswap.seams import SamplingParams
+from hotswap.types import PauseMode
+
+__all__ = [
+    "ChecksumBody",
+    "DiskUpdateBody",
+    "FlushBody",
+    "GenerateBody",
+    "NoBody",
+    "PauseBody",
+    "SamplingBody",
+    "WeightByNameBody",
+    "label",
+    "pause_mode",
+]
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class NoBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A route without parameters."""
+
+
+class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``sampling_params`` of ``/generate``."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1)] = 128
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = -1
+    seed: int | None = None
+    sampling_seed: int | None = None
+    stop: str | list[str] = ""
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    n: int = 1
+
+    def params(self) -> SamplingParams:
+        """As the engine takes them. Raises: RequestInvalid."""
+        if self.n != 1:
+            raise RequestInvalid(f"n is {self.n}, wanted 1: send one request a sample")
+        if not math.isfinite(self.temperature):
+            raise RequestInvalid("temperature is not finite, wanted 0 or more")
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            seed=self.seed if self.seed is not None else self.sampling_seed,
+            stop=tuple(stop for stop in stops if stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/generate``: one prompt, as ``text`` or as ``input_ids``."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SamplingBody = SamplingBody()
+    stream: bool = False
+    rid: str | None = None
+
+
+class PauseBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/pause_generation``."""
+
+    mode: str = PauseMode.ABORT.value
+
+
+class FlushBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/flush_cache``: ``timeout`` is accepted; the answer never waits."""
+
+    timeout: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class DiskUpdateBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/update_weights_from_disk``; ``model_dir`` is another name of ``model_path``."""
+
+    model_path: str | None = None
+    model_dir: str | None = None
+    weight_version: str | int | None = None
+    token_step: int | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    pause_mode: str | None = None
+
+    def source(self) -> str:
+        """The checkpoint directory. Raises: RequestInvalid."""
+        path = self.model_path or self.model_dir
+        if not path:
+            raise RequestInvalid(
+                "model_path is missing, wanted the directory of a checkpoint "
+                "(model_dir is accepted too)"
+            )
+        if "\0" in path:
+            raise RequestInvalid("model_path has a null character in it, wanted a directory")
+        return path
+
+    def swap_mode(self) -> PauseMode | None:
+        """How requests in flight are met. Raises: RequestInvalid."""
+        if self.abort_all_requests:
+            return PauseMode.ABORT
+        return None if self.pause_mode is None else pause_mode(self.pause_mode, "pause_mode")
+
+
+class WeightByNameBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/get_weights_by_name``."""
+
+    name: str
+    truncate_size: Count = 100
+
+
+class ChecksumBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/weights_checker``."""
+
+    action: str = "checksum"
+
+
+def label(version: str | int | None) -> str | None:
+    """A version label as the opaque string that it is."""
+    return None if version is None else str(version)
+
+
+def pause_mode(value: str, field: str) -> PauseMode:
+    """``value`` as a mode. Raises: RequestInvalid naming the modes."""
+    try:
+        return PauseMode(value)
+    except ValueError as error:
+        wanted = ", ".join(PauseMode)
+        raise RequestInvalid(f"{field} is {value!r}, wanted one of: {wanted}") from error

@@ -1,0 +1,167 @@
+"""What the routes talk to: one object on ``app.state``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from starlette.requests import Request
+
+from hotswap.http.in_flight import InFlightRequests
+from hotswap.plugins import Plugins
+from hotswap.seams import Engine
+from hotswap.settings import Settings
+from hotswap.state import Machine
+from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
+
+__all__ = [
+    "Admission",
+    "Commands",
+    "Counts",
+    "Describing",
+    "Living",
+    "Paused",
+    "Served",
+    "caches_of",
+    "served",
+]
+
+
+class Admission(Protocol):
+    """The door that generation requests come through."""
+
+    async def enter(self) -> None:
+        """Return when a request may be submitted. Raises: Paused, WeightsNotWhole."""
+        ...
+
+
+class Paused(Protocol):
+    """What a pause did."""
+
+    @property
+    def mode(self) -> PauseMode:
+        """The mode in effect."""
+        ...
+
+    @property
+    def num_aborted(self) -> int:
+        """Requests that it ended."""
+        ...
+
+
+class Counts(Protocol):
+    """What has happened since the start, in numbers."""
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Tables of counts."""
+        ...
+
+
+class Commands(Protocol):
+    """What the routes need of the controller."""
+
+    @property
+    def machine(self) -> Machine:
+        """Facts and state."""
+        ...
+
+    @property
+    def stamp(self) -> WeightStamp:
+        """Which weights are live."""
+        ...
+
+    @property
+    def last_update(self) -> UpdateReport | None:
+        """The newest successful update."""
+        ...
+
+    @property
+    def counters(self) -> Counts:
+        """Commands and updates counted by outcome."""
+        ...
+
+    @property
+    def admission(self) -> Admission:
+        """Where generation requests wait or are refused."""
+        ...
+
+    def not_ready_reasons(self) -> list[str]:
+        """Why generation is not possible now; empty when it is."""
+        ...
+
+    def pause(self, mode: PauseMode) -> Awaitable[Paused]:
+        """Stop forward passes."""
+        ...
+
+    def resume(self) -> Awaitable[None]:
+        """Open the gate."""
+        ...
+
+    def flush(self) -> Awaitable[int]:
+        """Drop cached prefixes; how many went."""
+        ...
+
+    def update(self, update: Update) -> Awaitable[UpdateReport]:
+        """Change the weights."""
+        ...
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """An engine that can say what model it runs."""
+
+    def describe(self) -> Mapping[str, object]:
+        """Fields for ``/model_info``."""
+        ...
+
+
+@runtime_checkable
+class Living(Protocol):
+    """An engine that knows whether its own thread still runs."""
+
+    @property
+    def alive(self) -> bool:
+        """False once the thread that runs forward passes has ended."""
+        ...
+
+
+def caches_of(engine: Engine) -> object:
+    """Hits, misses and entries of the engine's prefix cache; None for one without."""
+    return getattr(engine, "cache_stats", None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """Everything that a route needs, for one app."""
+
+    commands: Commands
+    engine: Engine
+    settings: Settings
+    plugins: Plugins = field(default_factory=Plugins)
+    placement: Placement = field(default_factory=Placement)
+    requests: InFlightRequests = field(default_factory=InFlightRequests)
+    _source: tuple[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._source = (-1, self.settings.model or "")
+
+    @property
+    def model_path(self) -> str:
+        """The directory that the live weights came from."""
+        return self._source[1]
+
+    def note_source(self, epoch: int, path: str) -> None:
+        """Remember where the weights of ``epoch`` came from; the newest epoch wins."""
+        self._source = max(self._source, (epoch, path))
+
+    @property
+    def engine_alive(self) -> bool:
+        """Whether forward passes are still possible at all."""
+        return self.engine.alive if isinstance(self.engine, Living) else True
+
+
+def served(request: Request) -> Served:
+    """The :class:`Served` of the app that ``request`` came to."""
+    found: Served = request.app.state.served
+    return found

@@ -1,0 +1,126 @@
+"""What one request has produced so far, and its ``meta_info``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from hotswap.http.spans import Spans
+from hotswap.http.streamed_text import StreamedText, cut_at_stop, showable
+from hotswap.seams import TokenChunk
+from hotswap.types import WeightStamp
+
+__all__ = ["Decode", "Transcript", "finish_reason"]
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+
+_ABORTED = "the request was aborted"
+
+
+class Transcript:
+    """Collects the chunks of one generation.
+
+    ``stamp`` is what the weights were when the request was admitted: it labels a
+    request that ends before its first token.
+    """
+
+    def __init__(
+        self,
+        *,
+        rid: str,
+        prompt_tokens: int,
+        stamp: WeightStamp,
+        decode: Decode | None,
+        stops: Sequence[str] = (),
+    ) -> None:
+        self._rid = rid
+        self._prompt_tokens = prompt_tokens
+        self._first = self._last = stamp
+        self._decode = decode
+        self._stops = stops
+        self._spans = Spans()
+        self._streamed = StreamedText(decode) if decode is not None else None
+        self._end: TokenChunk | None = None
+        self._cached_tokens = 0
+        self._num_retractions = 0
+        self._started = time.perf_counter()
+        self.output_ids: list[int] = []
+
+    def __repr__(self) -> str:
+        ended = "running" if self._end is None else str(self._end.finish_reason)
+        return f"<Transcript {self._rid} {len(self.output_ids)} tokens {ended}>"
+
+    @property
+    def finish(self) -> str | None:
+        """The finish reason, None while tokens still come."""
+        return None if self._end is None else self._end.finish_reason
+
+    def add(self, chunk: TokenChunk, *, stream: bool = False) -> None:
+        """Take a chunk. ``stream`` also decodes it, for ``reply`` before the end."""
+        self._cached_tokens = max(self._cached_tokens, chunk.cached_tokens)
+        self._num_retractions = max(self._num_retractions, chunk.num_retractions)
+        if chunk.token_id is not None:
+            if not self.output_ids:
+                self._first = chunk.stamp
+            self.output_ids.append(chunk.token_id)
+            self._spans.add(chunk.stamp)
+            self._last = chunk.stamp
+            if stream and self._streamed is not None:
+                self._streamed.push(chunk.token_id)
+        elif not self.output_ids:
+            self._first = self._last = chunk.stamp
+        if chunk.finish_reason is not None:
+            self._end = chunk
+
+    def reply(self) -> dict[str, object]:
+        """The body of a reply or of a stream event: everything so far."""
+        return {
+            "text": self._whole_text() if self._end is not None else self._text_so_far(),
+            "output_ids": self.output_ids,
+            "meta_info": self._meta(),
+        }
+
+    def _text_so_far(self) -> str:
+        return "" if self._streamed is None else showable(self._streamed.text, self._stops)
+
+    def _whole_text(self) -> str:
+        """Text of all tokens; what stopped the request is not part of it."""
+        if self._decode is None or self._end is None:
+            return ""
+        ids, matched = self.output_ids, self._end.matched_stop
+        if isinstance(matched, int) and ids and ids[-1] == matched:
+            ids = ids[:-1]
+        text = self._decode(ids)
+        return cut_at_stop(text, matched) if isinstance(matched, str) else text
+
+    def _meta(self) -> dict[str, object]:
+        return {
+            "id": self._rid,
+            "finish_reason": finish_reason(self._end, len(self.output_ids)),
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": len(self.output_ids),
+            "cached_tokens": self._cached_tokens,
+            "num_retractions": self._num_retractions,
+            "e2e_latency": time.perf_counter() - self._started,
+            "weight_version": self._last.version,
+            "weight_version_start": self._first.version,
+            "weight_version_end": self._last.version,
+            "weight_versions": self._spans.all(),
+            "weight_epoch": self._last.epoch,
+        }
+
+
+def finish_reason(end: TokenChunk | None, num_tokens: int) -> dict[str, object] | None:
+    """SGLang's form of a finish reason; None while the request runs."""
+    if end is None:
+        return None
+    match end.finish_reason:
+        case "length":
+            return {"type": "length", "length": num_tokens}
+        case "stop":
+            return {"type": "stop", "matched": end.matched_stop}
+        case "abort":
+            return {"type": "abort", "message": _ABORTED, "status_code": None, "err_type": None}
+        case other:
+            return {"type": str(other), "message": "the engine failed; see the server's log"}

@@ -1,0 +1,144 @@
+"""Serve one engine over HTTP in this process until it is told to stop.
+
+Order: take the port, load the model, serve. A shutdown goes back the same way:
+no new request, requests in flight end with ``abort``, the server closes, the
+engine's thread ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+import hypercorn.asyncio
+from hypercorn.config import Config
+from hypercorn.typing import Framework
+from starlette.applications import Starlette
+
+from hotswap.controller import Controller
+from hotswap.engine import EmbeddedEngine
+from hotswap.errors import HotswapError
+from hotswap.http.app import create_app
+from hotswap.http.served import Served
+from hotswap.plugins import Plugins, resolve_strategies
+from hotswap.settings import Settings
+
+__all__ = ["StartError", "run", "take_port"]
+
+_log = logging.getLogger("hotswap.serve")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StartError(Exception):
+    """The server cannot start; the message says why in one line."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run(settings: Settings, plugins: Plugins) -> None:
+    """Serve until SIGTERM or SIGINT. Raises: StartError."""
+    model = _model_directory(settings)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    with take_port(settings.host, settings.port) as taken:
+        anyio.run(_serve, settings, plugins, model, taken)
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """Bind a listening address before the slow work. Raises: StartError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+    except OSError as error:
+        taken.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return taken
+
+
+def _model_directory(settings: Settings) -> Path:
+    if settings.model is None:
+        raise StartError("--model is missing, wanted the directory of a checkpoint", exit_code=2)
+    path = Path(settings.model)
+    if not path.is_dir():
+        seen = "a file" if path.exists() else "missing"
+        raise StartError(
+            f"--model {path} is {seen}, wanted the directory of a checkpoint", exit_code=2
+        )
+    return path
+
+
+async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
+    async with _engine(settings, model) as engine:
+        app = _app(engine, settings, plugins)
+        await _listen(app, settings, taken)
+
+
+@asynccontextmanager
+async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngine]:
+    try:
+        engine = EmbeddedEngine.from_directory(
+            model,
+            dtype=settings.dtype,
+            device=settings.device,
+            max_running_requests=settings.max_running_requests,
+        )
+    except (HotswapError, OSError, ValueError) as error:
+        raise StartError(f"cannot load {model}: {error}") from error
+    async with engine:
+        yield engine
+
+
+def _app(engine: EmbeddedEngine, settings: Settings, plugins: Plugins) -> Starlette:
+    try:
+        strategies = resolve_strategies(plugins, settings.plugin_options)
+    except HotswapError as error:
+        raise StartError(str(error)) from error
+    controller = Controller(engine, strategies=strategies)
+    return create_app(controller, engine, settings, plugins=plugins)
+
+
+async def _listen(app: Starlette, settings: Settings, taken: socket.socket) -> None:
+    url = _url(taken)
+    config = Config()
+    config.bind = [f"fd://{taken.fileno()}"]
+    config.accesslog = None
+    config.loglevel = "WARNING"
+    config.graceful_timeout = settings.graceful_s
+    config.include_server_header = False
+
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+
+        async def stopped() -> None:
+            served: Served = app.state.served
+            _log.info(
+                "serving %s on %s, state %s", settings.model, url, served.commands.machine.state
+            )
+            async for number in signals:
+                aborted = served.requests.close()
+                _log.info("%s: shutting down, %d requests aborted", number.name, aborted)
+                return
+
+        try:
+            await hypercorn.asyncio.serve(
+                cast(Framework, app), config, shutdown_trigger=stopped, mode="asgi"
+            )
+        except OSError as error:
+            raise StartError(f"cannot listen on {url}: {error.strerror or error}") from error
+
+
+def _url(taken: socket.socket) -> str:
+    host, port = taken.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

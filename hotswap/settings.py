@@ -1,0 +1,165 @@
+"""Everything that ``hotswap serve`` can be told: a flag, else ``HOTSWAP_*``, else a default.
+
+There is no torch in here: the command line has to be read before torch is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hotswap.options import Option, add_option_flags, option_values
+
+__all__ = ["OPTIONS", "Settings", "SettingsError", "add_flags", "settings_from"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "device": ("auto", "cpu", "cuda"),
+    "while_paused": ("reject", "hold"),
+    "load_mode": ("staged", "direct"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+# Least and greatest value of each number.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "hold_s": (0, math.inf),
+    "graceful_s": (0, 3600),
+    "max_running_requests": (1, math.inf),
+    "max_http_request_bytes": (1, math.inf),
+}
+
+_ENV_ALIASES: Mapping[str, str] = {
+    "HOTSWAP_MODEL_PATH": "HOTSWAP_MODEL",
+    "GR_ALLOW_WEIGHT_UPDATE": "HOTSWAP_ALLOW_WEIGHT_UPDATE",
+}
+
+
+class SettingsError(ValueError):
+    """A setting is not usable; the message names it, in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one server was told.
+
+    ``hold_s`` bounds how long ``while_paused="hold"`` keeps a request waiting,
+    ``graceful_s`` how long requests may take to end at a shutdown. ``plugin_options``
+    has the value of every plug-in option by its name.
+
+    Raises: SettingsError.
+    """
+
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 30000
+    dtype: str = "auto"
+    device: str = "auto"
+    while_paused: str = "reject"
+    hold_s: float = 60.0
+    allow_weight_update: bool = False
+    load_mode: str = "staged"
+    max_running_requests: int = 16
+    max_http_request_bytes: int = 1024 * 1024
+    graceful_s: float = 5.0
+    workers: int = 1
+    log_level: str = "info"
+    plugin_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise SettingsError(f"{_flag(name)} is {value}, wanted one of {', '.join(choices)}")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise SettingsError(f"{_flag(name)} is {value}, wanted {least} to {most}")
+        if self.workers != 1:
+            raise SettingsError(
+                f"--workers is {self.workers}, wanted 1: each worker would hold its own weights, "
+                "and an update would reach only one of them; start several servers instead"
+            )
+
+
+_HELP: Mapping[str, str] = {
+    "model": "directory of the checkpoint to serve; --model-path is the same",
+    "host": "address to listen on",
+    "port": "port to listen on; 0 takes a free one and prints it",
+    "dtype": "auto (the checkpoint's), float32, bfloat16 or float16",
+    "device": "auto, cpu or cuda",
+    "while_paused": "what a request meets while generation is paused: reject (a 503) or hold",
+    "hold_s": "longest hold in seconds; a 503 after it",
+    "allow_weight_update": "serve the routes that control the server, change and show weights",
+    "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
+    "max_running_requests": "requests that share a forward pass",
+    "max_http_request_bytes": "longest request body that is read",
+    "graceful_s": "seconds that requests get to end at a shutdown",
+    "workers": "only 1 is possible",
+    "log_level": "debug, info, warning or error",
+}
+
+
+def _options() -> tuple[Option, ...]:
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(Settings)}
+    return tuple(
+        Option(
+            name=name.replace("_", "-"),
+            help=text,
+            type=str if defaults[name] is None else type(defaults[name]),
+            default=defaults[name],
+        )
+        for name, text in _HELP.items()
+    )
+
+
+OPTIONS: tuple[Option, ...] = _options()
+"""The server's own options; each is a field of :class:`Settings`."""
+
+
+def add_flags(parser: argparse.ArgumentParser, plugin_options: Iterable[Option]) -> None:
+    """Add every flag: the server's own and those of the plug-ins."""
+    add_option_flags(parser, OPTIONS)
+    parser.add_argument("--model-path", dest="model", default=None, help=argparse.SUPPRESS)
+    add_option_flags(parser, plugin_options)
+
+
+def settings_from(
+    flags: argparse.Namespace | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    plugin_options: Iterable[Option] = (),
+) -> Settings:
+    """Settings from parsed flags and the environment; a flag wins.
+
+    An empty variable counts as unset. Raises: SettingsError.
+    """
+    known = {name: text for name, text in environ.items() if text.strip()}
+    for alias, name in _ENV_ALIASES.items():
+        if alias in known:
+            known.setdefault(name, known[alias])
+    _refuse_many_workers(known)
+    try:
+        own = option_values(OPTIONS, flags=flags, environ=known)
+        brought = option_values(plugin_options, flags=flags, environ=known)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    values: dict[str, Any] = {name.replace("-", "_"): value for name, value in own.items()}
+    return Settings(**values, plugin_options=brought)
+
+
+def _refuse_many_workers(environ: Mapping[str, str]) -> None:
+    asked = environ.get("WEB_CONCURRENCY", "1").strip()
+    if asked != "1":
+        raise SettingsError(
+            f"WEB_CONCURRENCY is {asked}, wanted 1 or unset: each worker would hold its own "
+            "weights, and an update would reach only one of them; start several servers instead"
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

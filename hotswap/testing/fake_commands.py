@@ -1,0 +1,139 @@
+"""A controller that does as it is told, for tests of what stands in front of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from hotswap.state import Command, Machine, Outcome, Situation
+from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
+
+__all__ = ["FakeAdmission", "FakeCommands", "FakePause"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakePause:
+    """What a pause did."""
+
+    mode: PauseMode
+    num_aborted: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeCounters:
+    """No counts."""
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Empty tables."""
+        return {"commands": {}, "updates": {}, "states": {}}
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeAdmission:
+    """Raises ``refusal`` while it has one; waits for ``door`` while there is one."""
+
+    refusal: Exception | None = None
+    door: anyio.Event | None = None
+    entering: int = 0
+
+    async def enter(self) -> None:
+        """As a real one would."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.door is not None:
+            self.entering += 1
+            try:
+                await self.door.wait()
+            finally:
+                self.entering -= 1
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeCommands:
+    """Raises ``refusal`` from every command while it has one, else succeeds.
+
+    ``calls`` lists commands as they begin. ``gate`` keeps commands waiting until
+    it is set; ``cancelled`` lists those whose wait was cancelled.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    stamp: WeightStamp = field(default_factory=WeightStamp)
+    last_update: UpdateReport | None = None
+    counters: FakeCounters = field(default_factory=FakeCounters)
+    admission: FakeAdmission = field(default_factory=FakeAdmission)
+    reasons: list[str] = field(default_factory=list)
+    refusal: Exception | None = None
+    gate: anyio.Event | None = None
+    started: anyio.Event = field(default_factory=anyio.Event)
+    calls: list[str] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    def not_ready_reasons(self) -> list[str]:
+        """What the test set."""
+        return self.reasons
+
+    async def pause(self, mode: PauseMode) -> FakePause:
+        """Close the gate."""
+        await self._run(f"pause {mode}")
+        self._command(Command.PAUSE, mode=mode)
+        return FakePause(mode=mode, num_aborted=2)
+
+    async def resume(self) -> None:
+        """Open the gate."""
+        await self._run("resume")
+        self._command(Command.RESUME)
+
+    async def flush(self) -> int:
+        """Three entries."""
+        await self._run("flush")
+        return 3
+
+    async def update(self, update: Update) -> UpdateReport:
+        """Commit at once."""
+        await self._run("update")
+        self.updates.append(update)
+        self.stamp = WeightStamp(
+            version=update.version if update.version is not None else self.stamp.version,
+            token_step=update.token_step
+            if update.token_step is not None
+            else self.stamp.token_step,
+            update_count=self.stamp.update_count + 1,
+            epoch=self.stamp.epoch + 1,
+        )
+        report = replace(_REPORT, stamp=self.stamp, load_mode=update.mode)
+        self.last_update = report
+        return report
+
+    async def _run(self, call: str) -> None:
+        self.calls.append(call)
+        self.started.set()
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except BaseException:
+                self.cancelled.append(call)
+                raise
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _command(self, command: Command, mode: PauseMode = PauseMode.ABORT) -> None:
+        now = Situation(mode=mode)
+        self.machine.begin(command, now)
+        self.machine.finish(Outcome.DONE, now)
+
+
+_REPORT = UpdateReport(
+    stamp=WeightStamp(),
+    tensors_applied=310,
+    bytes_applied=4096,
+    flushed_cache=True,
+    entries_cleared=3,
+    num_aborted_requests=1,
+    num_paused_requests=4,
+    load_mode=LoadMode.STAGED,
+    staged_ms=10.0,
+    paused_ms=1.5,
+    elapsed_ms=12.25,
+)
