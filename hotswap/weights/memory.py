@@ -1,0 +1,79 @@
+"""Host memory that goes back to the system the moment it is let go.
+
+torch and malloc keep what is freed for later; a checkpoint's worth of it must not
+linger, so it comes from anonymous mappings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+
+from hotswap.types import TensorSpec
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """An anonymous private mapping, handed out as tensors. Costs nothing until touched.
+
+    ``close`` returns the pages at once, even while tensors still point into them:
+    those read zeros from then on, and the addresses go when the last of them does.
+    Raises: MemoryError when the system has not got ``size_bytes``.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        try:
+            mapping = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no {size_bytes} bytes of host memory: {error}") from error
+        if sys.platform == "linux":
+            # A kernel without huge pages refuses the advice, and small pages do as well.
+            with contextlib.suppress(OSError):
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._mapping: mmap.mmap | None = mapping
+        # Through numpy, which keeps the mapping exported while a tensor lives:
+        # torch.frombuffer does not, and would leave it dangling after a close.
+        self._bytes: torch.Tensor | None = torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8))
+
+    def __repr__(self) -> str:
+        return f"<Memory {self.size_bytes} bytes{' closed' if self._mapping is None else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def tensor(self, offset: int, spec: TensorSpec) -> torch.Tensor:
+        """A tensor of ``spec`` at byte ``offset``, which its dtype must divide.
+
+        Raises: ValueError after ``close``, or when it does not fit.
+        """
+        if self._bytes is None or offset + spec.size_bytes > self.size_bytes:
+            raise ValueError(f"{spec} at byte {offset} is outside {self}")
+        flat = self._bytes[offset : offset + spec.size_bytes]
+        return flat.view(spec.dtype).view(spec.shape)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent; nothing may be writing to it."""
+        mapping, self._mapping, self._bytes = self._mapping, None, None
+        if mapping is None:
+            return
+        try:
+            mapping.close()
+        except BufferError:
+            # Somebody still holds a tensor (often a traceback, for a moment).
+            mapping.madvise(mmap.MADV_DONTNEED)
