@@ -1,0 +1,50 @@
+"""What is known of one update so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from hotswap.seams import Plan
+from hotswap.state import Command
+from hotswap.types import Update, UpdateReport, WeightStamp
+
+__all__ = ["Attempt"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One call of update. Times are ``time.perf_counter()``.
+
+    ``outcome`` is None until the weights have changed for good, then ``committed``
+    or ``rolled_forward``. ``stopped`` is when forward passes ended for its sake.
+    """
+
+    update: Update
+    command: Command = Command.UPDATE
+    outcome: str | None = None
+    started: float = field(default_factory=time.perf_counter)
+    staged: float = 0.0
+    stopped: float = 0.0
+    num_aborted: int = 0
+    num_paused: int = 0
+    entries_cleared: int = 0
+
+    def report(self, plan: Plan, stamp: WeightStamp) -> UpdateReport:
+        """The reply, once forward passes are allowed again (or as before)."""
+        now = time.perf_counter()
+        return UpdateReport(
+            stamp=stamp,
+            tensors_applied=len(plan.specs),
+            bytes_applied=sum(spec.size_bytes for spec in plan.specs.values()),
+            flushed_cache=self.update.flush_cache,
+            entries_cleared=self.entries_cleared,
+            num_aborted_requests=self.num_aborted,
+            num_paused_requests=self.num_paused,
+            load_mode=self.update.mode,
+            staged_ms=(self.staged - self.started) * 1000.0,
+            paused_ms=(now - self.stopped) * 1000.0,
+            elapsed_ms=(now - self.started) * 1000.0,
+            missing=plan.missing,
+            unknown=plan.unknown,
+        )

@@ -1,0 +1,310 @@
+"""The controller: commands come in, one at a time, and the machine decides.
+
+Rules:
+
+* A command holds the queue's entry while it runs, calls ``machine.begin`` once and
+  ``machine.finish`` once, and leaves the engine as the facts say.
+* Reads (``machine``, ``stamp``, ``counters``, ``not_ready_reasons``) never wait.
+* Everything runs on the event loop's one thread; only staging uses others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from hotswap.admission import Admission, WhilePaused
+from hotswap.attempt import Attempt
+from hotswap.command_queue import CommandQueue, Entry
+from hotswap.counters import Counters, outcome_of
+from hotswap.drain import Drain
+from hotswap.errors import Busy
+from hotswap.fetch import PreRead
+from hotswap.reconcile import reconcile
+from hotswap.seams import Engine, LoadStrategy
+from hotswap.state import (
+    Change,
+    Command,
+    Facts,
+    Machine,
+    Outcome,
+    Situation,
+    State,
+    Weights,
+    forward_allowed,
+)
+from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
+from hotswap.uninterrupted import uninterrupted
+from hotswap.update_pipeline import UpdatePipeline
+
+__all__ = ["Controller", "PauseReport"]
+
+_log = logging.getLogger("hotswap.state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseReport:
+    """What a pause did: the mode in force, and how many requests it ended."""
+
+    mode: PauseMode
+    num_aborted: int
+
+
+class Controller:
+    """Pauses, resumes, flushes and updates one engine.
+
+    Use it as an async context manager, or call ``start`` and ``close``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        strategies: Mapping[str, LoadStrategy],
+        placement: Placement | None = None,
+        pre_read: Sequence[PreRead] = (),
+        changed: Sequence[Callable[[Change], None]] = (),
+        stamp: WeightStamp | None = None,
+        facts: Facts | None = None,
+        queue_wait_s: float = 30.0,
+        while_paused: str = WhilePaused.REJECT,
+        hold_s: float = 60.0,
+    ) -> None:
+        """``stamp`` and ``facts`` say what the engine booted with. ``queue_wait_s``
+        bounds the wait for other commands, ``hold_s`` that of generation requests."""
+        self._engine = engine
+        self._changed_hooks = tuple(changed)
+        self._queue = CommandQueue(wait_s=queue_wait_s)
+        self._drain: Drain | None = None
+        self._cancellable: set[anyio.CancelScope] = set()
+        self._started = False
+        self._closing = False
+        self.machine = Machine(facts)
+        self.counters = Counters()
+        self.admission = Admission(
+            self.machine, while_paused=WhilePaused(while_paused), hold_s=hold_s
+        )
+        self.machine.observe(self._on_change)
+        self._pipeline = UpdatePipeline(
+            engine=engine,
+            machine=self.machine,
+            queue=self._queue,
+            strategies=strategies,
+            placement=placement or Placement(),
+            pre_read=pre_read,
+            stamp=stamp or WeightStamp(),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Controller {self.machine.state} {self.stamp}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def stamp(self) -> WeightStamp:
+        """Which weights are live."""
+        return self._pipeline.stamp
+
+    @property
+    def last_update(self) -> UpdateReport | None:
+        """What the newest successful update did and cost."""
+        return self._pipeline.last_report
+
+    def not_ready_reasons(self) -> list[str]:
+        """Why a generation request would not run now; empty when it would."""
+        facts = self.machine.facts
+        reasons = {
+            "starting": not self._started,
+            "shutting_down": self._closing,
+            "paused": self.admission.closing or not forward_allowed(facts),
+            "sleeping": self.machine.state is State.SLEEPING,
+            "weights_not_whole": facts.weights is not Weights.WHOLE,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
+
+    async def start(self) -> None:
+        """Bring the engine to what the facts say: no forward pass without weights."""
+        if not forward_allowed(self.machine.facts):
+            await self._engine.pause(PauseMode.IN_PLACE)
+        self._started = True
+
+    async def close(self) -> None:
+        """Shut down in order: a commit that runs is finished, everything else dropped.
+
+        Commands that come later, or still wait, get Busy. Idempotent.
+        """
+        self._closing = True
+        self.admission.shut()
+        for scope in self._cancellable:
+            scope.cancel()
+        if self._drain is not None:
+            self._drain.overtake("the shutdown")
+        await self._queue.close()
+
+    async def pause(self, mode: PauseMode) -> PauseReport:
+        """Stop forward passes, and requests in flight as ``mode`` says.
+
+        Admission closes at once. Pausing again succeeds and applies the stronger
+        mode; a stronger pause takes over one that still drains. Cancelled or
+        failed: the gate stays as it was and the engine runs on.
+
+        Raises: Busy, Overtaken (by a resume), what the engine raised.
+        """
+        with self.counters.counted(Command.PAUSE):
+            drain = self._drain
+            if drain is not None and mode.strength > drain.mode.strength:
+                drain.strengthen(mode)
+            else:
+                with self.admission.closed():
+                    drain = self._begin_drain(mode, await self._queue.enter(Command.PAUSE))
+            await drain.join()
+            return PauseReport(mode=drain.mode, num_aborted=drain.num_aborted)
+
+    async def resume(self) -> None:
+        """Open the gate and let forward passes run. Idempotent.
+
+        Overtakes a pause that is still draining. While the server sleeps the open
+        gate is remembered.
+
+        Raises: IllegalCommand (the weights are not whole), Busy, what the engine raised.
+        """
+        with self.counters.counted(Command.RESUME):
+            drain = self._drain
+            if drain is not None:
+                self.machine.check(Command.RESUME, Situation())
+                drain.overtake("a resume")
+            # The drain's entry goes to this resume, before any command that waits.
+            with await self._queue.enter(Command.RESUME, front=drain is not None):
+                await uninterrupted(self._resume())
+
+    async def flush(self) -> int:
+        """Drop every cached prefix; how many went. Never waits.
+
+        Raises: Busy (another command runs or waits), InFlight (requests hold KV).
+        """
+        with self.counters.counted(Command.FLUSH), self._queue.enter_now(Command.FLUSH):
+            return await uninterrupted(self._flush())
+
+    async def update(self, update: Update) -> UpdateReport:
+        """Replace weights, pausing for the commit alone if nobody paused before.
+
+        Cancelled before the first write it is undone; after it, it runs to its end.
+
+        Raises: IllegalCommand, InFlight, Busy, UpdateRejected (all: weights untouched),
+        UpdateRolledBack, UpdateFailed (nothing is generated until a full update).
+        """
+        attempt = Attempt(update=update)
+        try:
+            report = await self._update(attempt)
+        except BaseException as error:
+            self._count(attempt, outcome_of(error))
+            raise
+        self._count(attempt, "committed")
+        return report
+
+    async def _update(self, attempt: Attempt) -> UpdateReport:
+        shutting_down = Busy(
+            "update dropped before its first write: the server is shutting down; send it elsewhere"
+        )
+        if self._closing:
+            raise shutting_down
+        with anyio.CancelScope() as scope:
+            self._cancellable.add(scope)
+            try:
+                return await self._pipeline.run(attempt)
+            finally:
+                self._cancellable.discard(scope)
+        raise shutting_down
+
+    def _count(self, attempt: Attempt, outcome: str) -> None:
+        # A caller that left after the commit changes nothing about the commit.
+        self.counters.count_update(
+            attempt.command, attempt.update.strategy, attempt.outcome or outcome
+        )
+
+    def _begin_drain(self, mode: PauseMode, entry: Entry) -> Drain:
+        """Start the pause in a task that holds the entry and keeps admission closed."""
+        held = ExitStack()
+        held.enter_context(entry)
+        held.enter_context(self.admission.closed())
+        gate = self.machine.facts.gate
+        drain = Drain(mode if gate is None else max(mode, gate, key=lambda m: m.strength))
+
+        async def pause() -> None:
+            with held:
+                await self._pause(drain)
+
+        self._drain = drain
+        drain.start(pause)
+        return drain
+
+    async def _pause(self, drain: Drain) -> None:
+        # Requests that already stand still can never finish, so "wait" must not wait.
+        runs = forward_allowed(self.machine.facts)
+        outcome = Outcome.UNDONE
+        self.machine.begin(Command.PAUSE, Situation(mode=drain.mode))
+        try:
+            await drain.stop(self._engine, at_least=PauseMode.WAIT if runs else PauseMode.IN_PLACE)
+            outcome = Outcome.DONE
+        finally:
+            self._drain = None
+            self.machine.finish(outcome, Situation(mode=drain.mode))
+            await reconcile(self._engine, self.machine)
+
+    async def _resume(self) -> None:
+        outcome = Outcome.UNDONE
+        self.machine.begin(Command.RESUME, Situation())
+        try:
+            if forward_allowed(replace(self.machine.facts, gate=None)):
+                await self._engine.resume()
+            outcome = Outcome.DONE
+        finally:
+            self.machine.finish(outcome, Situation())
+
+    async def _flush(self) -> int:
+        in_flight = self._engine.in_flight
+        now = Situation(in_flight=in_flight.total, holding_kv=in_flight.holding_kv)
+        outcome = Outcome.UNDONE
+        self.machine.begin(Command.FLUSH, now)
+        try:
+            entries = await self._engine.flush()
+            outcome = Outcome.DONE
+        finally:
+            self.machine.finish(outcome, now)
+        return entries
+
+    def _on_change(self, change: Change) -> None:
+        self.counters.count_state(change)
+        if change.before != change.after:
+            _log.info("%s", _line(change))
+        for hook in self._changed_hooks:
+            try:
+                hook(change)
+            except Exception:
+                _log.exception("a changed hook failed on %s", change)
+
+
+def _line(change: Change) -> str:
+    """One line for the log: ``serving -> paused: pause done (gate abort, weights whole, ...)``."""
+    before, after = change.states
+    facts = change.after
+    return (
+        f"{before} -> {after}: {change.command} {change.outcome or 'begun'} "
+        f"(gate {facts.gate or 'open'}, weights {facts.weights}, kv {facts.kv})"
+    )

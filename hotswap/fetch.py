@@ -1,0 +1,161 @@
+"""From a request to bytes within reach: everything that happens while still serving.
+
+Rule: nothing here touches the weights, so that whatever goes wrong here is
+``UpdateRejected``, with the cause attached.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import TypeAlias
+
+import anyio
+
+from hotswap.errors import UpdateRejected
+from hotswap.plugin_hooks import PreReadHook
+from hotswap.seams import LoadStrategy, Stage
+from hotswap.types import Bucket, Placement, Update
+from hotswap.uninterrupted import on_worker_thread
+
+__all__ = [
+    "Buckets",
+    "PreRead",
+    "opened",
+    "rejecting",
+    "rejection",
+    "run_pre_read",
+    "strategy_named",
+]
+
+PreRead: TypeAlias = Callable[[str, str | None], Awaitable[None]]
+"""Called with source and version before a source is read; raising rejects the update.
+
+A plain function gets the time limit that a plug-in's hook has.
+"""
+
+RELEASE_S = 30.0
+"""How long an update waits for its strategy to release what it holds."""
+
+_log = logging.getLogger("hotswap.update")
+
+
+@contextmanager
+def rejecting(doing: str) -> Iterator[None]:
+    """Turn any exception of the body into UpdateRejected that says what was done."""
+    try:
+        yield
+    except UpdateRejected:
+        raise
+    except Exception as error:
+        raise rejection(doing, error) from error
+
+
+def rejection(doing: str, error: Exception) -> UpdateRejected:
+    """What ``error``, raised before the first write, means to the caller."""
+    return UpdateRejected(
+        f"{doing} failed with {type(error).__name__}: {error}; nothing was written, "
+        "put it right and send the update again"
+    )
+
+
+def strategy_named(name: str, strategies: Mapping[str, LoadStrategy]) -> LoadStrategy:
+    """The strategy registered as ``name``. Raises: UpdateRejected naming the dist."""
+    found = strategies.get(name)
+    if found is None:
+        have = ", ".join(sorted(strategies)) or "none"
+        raise UpdateRejected(
+            f"load strategy {name!r} is not installed (installed: {have}): "
+            f"pip install hotswap-{name}, then restart the server"
+        )
+    return found
+
+
+async def run_pre_read(hooks: Sequence[PreRead], update: Update) -> None:
+    """Run every hook in turn, each within its time limit.
+
+    Raises: UpdateRejected naming the hook that failed.
+    """
+    for hook in hooks:
+        bound = hook if isinstance(hook, PreReadHook) else PreReadHook(name=_name(hook), call=hook)
+        with rejecting(f"pre-read hook {bound.name}"):
+            try:
+                await bound(update.source, update.version)
+            except UpdateRejected as error:
+                if bound.name in str(error):
+                    raise
+                raise UpdateRejected(f"pre-read hook {bound.name}: {error}") from error
+
+
+@asynccontextmanager
+async def opened(
+    strategy: LoadStrategy, update: Update, placement: Placement
+) -> AsyncIterator[Stage]:
+    """Enter the strategy's stage; leave it whatever happens, cancelled or not.
+
+    What the body raised is raised, whatever the strategy makes of it on its way out.
+    Raises: UpdateRejected when entering fails, or leaving after a body that did not.
+    """
+    context = strategy.open(update, placement)
+    what = f"{update.source!r} (strategy {update.strategy!r})"
+    with rejecting(f"opening {what}"):
+        stage = await context.__aenter__()
+    try:
+        yield stage
+    except Exception as error:
+        try:
+            await _leave(context, error)
+        except Exception:
+            _log.exception("releasing %s failed, after the update itself had failed", what)
+        raise
+    except BaseException as error:
+        # A strategy may be the one that cancelled us (a time limit, a failed task of
+        # its own); then it takes the cancellation back, and it was no cancellation.
+        with rejecting(f"holding {what}"):
+            if await _leave(context, error):
+                raise UpdateRejected(
+                    f"the strategy gave {what} up; send the update again"
+                ) from None
+        raise
+    with rejecting(f"releasing {what}"):
+        await _leave(context, None)
+
+
+async def _leave(
+    context: AbstractAsyncContextManager[Stage], error: BaseException | None
+) -> bool | None:
+    # In this task, for a strategy may keep a task group open; and not for ever.
+    with anyio.move_on_after(RELEASE_S, shield=True):
+        if error is None:
+            return await context.__aexit__(None, None, None)
+        return await context.__aexit__(type(error), error, error.__traceback__)
+    return None
+
+
+class Buckets:
+    """The buckets of a stage, each made on a worker thread when it is asked for."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._iterator: Iterator[Bucket] | None = None
+        self._ahead: list[Bucket | None] = []
+
+    async def peek(self) -> None:
+        """Have the next bucket ready. Raises: whatever the source raised."""
+        self._ahead.append(await self.next())
+
+    async def next(self) -> Bucket | None:
+        """The next bucket; None after the last. Raises: whatever the source raised."""
+        if self._ahead:
+            return self._ahead.pop()
+        return await on_worker_thread(self._next)
+
+    def _next(self) -> Bucket | None:
+        if self._iterator is None:
+            self._iterator = iter(self._stage.buckets())
+        return next(self._iterator, None)
+
+
+def _name(hook: PreRead) -> str:
+    return str(getattr(hook, "__qualname__", repr(hook)))

@@ -1,0 +1,54 @@
+"""Work that runs to its end once begun, whoever stops waiting for it.
+
+Rule: a cancelled caller waits for the end all the same, and only then goes. Both
+ways of being cancelled are met: anyio scopes (an HTTP client that disconnects)
+by a shield, and a plain ``task.cancel()`` (``asyncio.wait_for`` around a command)
+by a task of the work's own, which no shield could replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple
+
+import anyio
+from anyio import to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
+
+__all__ = ["on_worker_thread", "uninterrupted"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in a task of its own and return what it returns.
+
+    Raises: what ``work`` raised; else CancelledError, after the end, when the
+    calling task was cancelled meanwhile. A cancelled anyio scope is met at the
+    caller's next checkpoint, so that the result still reaches the caller.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled = False
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                cancelled = True
+    result = task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result
+
+
+async def on_worker_thread(work: Callable[[*Args], T], *args: *Args) -> T:
+    """Run blocking ``work`` on a worker thread.
+
+    A cancelled caller leaves when the thread has finished and not before: what
+    the thread uses (a mapping, an open file) may then be released.
+    """
+    result = await uninterrupted(to_thread.run_sync(work, *args))
+    await checkpoint_if_cancelled()
+    return result

@@ -1,0 +1,215 @@
+"""One update, from its request to its report.
+
+Rules:
+
+* Before the first write everything may be cancelled and nothing is changed.
+* The first write, all others, the facts and the resume are one piece of work that
+  runs to its end in a task of its own, whoever stops waiting for it.
+* The stamp changes with the facts, and only when every write has succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from hotswap.attempt import Attempt
+from hotswap.command_queue import CommandQueue
+from hotswap.errors import UpdateRejected
+from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
+from hotswap.reconcile import reconcile
+from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage
+from hotswap.state import Command, Machine, Outcome, Situation, update_command
+from hotswap.transaction import Transaction
+from hotswap.types import (
+    LoadMode,
+    PauseMode,
+    Placement,
+    Scope,
+    Update,
+    UpdateReport,
+    WeightStamp,
+)
+from hotswap.uninterrupted import on_worker_thread, uninterrupted
+from hotswap.writes import flush_after_commit, outcome_after, write_everything
+
+__all__ = ["UpdatePipeline"]
+
+_log = logging.getLogger("hotswap.update")
+
+
+class UpdatePipeline:
+    """Runs updates; owns the stamp of the live weights. Event-loop thread only."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        machine: Machine,
+        queue: CommandQueue,
+        strategies: Mapping[str, LoadStrategy],
+        placement: Placement,
+        pre_read: Sequence[PreRead],
+        stamp: WeightStamp,
+    ) -> None:
+        self._engine = engine
+        self._machine = machine
+        self._queue = queue
+        self._strategies = strategies
+        self._placement = placement
+        self._pre_read = pre_read
+        self.stamp = stamp
+        self.last_report: UpdateReport | None = None
+
+    def __repr__(self) -> str:
+        return f"<UpdatePipeline {self.stamp}>"
+
+    async def run(self, attempt: Attempt) -> UpdateReport:
+        """Run one update. Raises: CommandError and UpdateRejected (weights untouched),
+        UpdateRolledBack, UpdateFailed (weights not whole)."""
+        update = attempt.update
+        strategy = strategy_named(update.strategy, self._strategies)
+        if self._queue.idle:
+            # Otherwise a command ahead may change the answer; it is asked again in turn.
+            attempt.command = update_command(self._machine.facts)
+            self._machine.check(attempt.command, self._situation(update))
+        await run_pre_read(self._pre_read, update)
+        run = self._run_direct if update.mode is LoadMode.DIRECT else self._run_staged
+        return await run(attempt, strategy)
+
+    async def _run_staged(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
+        """Hold every byte in host memory, let the source go, and only then pause."""
+        update = attempt.update
+        async with AsyncExitStack() as held:
+            async with opened(strategy, update, self._placement) as stage:
+                with rejecting(f"staging {update.source!r}"):
+                    plan = await self._plan(stage, update)
+                    transaction = await held.enter_async_context(
+                        Transaction(self._engine, plan, mode=LoadMode.STAGED)
+                    )
+                    await _stage_everything(transaction, plan, Buckets(stage))
+            attempt.staged = time.perf_counter()
+            return await self._change_weights(attempt, plan, transaction)
+
+    async def _run_direct(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
+        """Pause first, then write buckets as they come, then let the source go."""
+        update = attempt.update
+        report: UpdateReport | None = None
+        try:
+            async with opened(strategy, update, self._placement) as stage:
+                buckets = Buckets(stage)
+                with rejecting(f"planning {update.source!r}"):
+                    plan = await self._plan(stage, update)
+                attempt.staged = time.perf_counter()
+                async with Transaction(self._engine, plan, mode=LoadMode.DIRECT) as transaction:
+                    report = await self._change_weights(attempt, plan, transaction, buckets)
+        except UpdateRejected:
+            if report is None:
+                raise
+            _log.exception("the weights of %r are live, but it was not released", update.source)
+        return report
+
+    async def _plan(self, stage: Stage, update: Update) -> Plan:
+        return await on_worker_thread(self._engine.plan, stage.manifest, update.scope)
+
+    async def _change_weights(
+        self,
+        attempt: Attempt,
+        plan: Plan,
+        transaction: Transaction,
+        direct: Buckets | None = None,
+    ) -> UpdateReport:
+        """Take a turn in the queue, stop the engine, write, let the engine go on."""
+        with await self._queue.enter(attempt.command):
+            now = self._situation(attempt.update)
+            attempt.command = update_command(self._machine.facts)
+            self._machine.begin(attempt.command, now)
+            try:
+                await self._stop(attempt)
+                if direct is not None:
+                    with rejecting(f"reading {attempt.update.source!r}"):
+                        await direct.peek()
+                await checkpoint_if_cancelled()
+            except BaseException:
+                await uninterrupted(self._settle(Outcome.UNDONE, now))
+                raise
+            return await uninterrupted(self._write(attempt, plan, transaction, direct, now))
+
+    async def _stop(self, attempt: Attempt) -> None:
+        """Stop the engine if it runs, and meet requests in flight as the update asks."""
+        attempt.stopped = time.perf_counter()
+        gate, wanted = self._machine.facts.gate, attempt.update.pause_mode
+        if attempt.command is Command.SWAP:
+            pause = await self._pause(wanted or PauseMode.RETRACT)
+            attempt.stopped, attempt.num_aborted = pause.since, pause.num_aborted
+        elif wanted is not None and wanted.strength > (gate or PauseMode.IN_PLACE).strength:
+            # Paused already, with requests frozen that this update is asked to drop.
+            attempt.num_aborted = (await self._pause(wanted)).num_aborted
+        attempt.num_paused = self._engine.in_flight.total
+
+    async def _pause(self, mode: PauseMode) -> EnginePause:
+        with rejecting(f"pausing the engine with mode {mode}"):
+            return await self._engine.pause(mode)
+
+    async def _write(
+        self,
+        attempt: Attempt,
+        plan: Plan,
+        transaction: Transaction,
+        direct: Buckets | None,
+        now: Situation,
+    ) -> UpdateReport:
+        """First write to resume. Runs in a task of its own: nobody cancels it."""
+        stamp = self._next_stamp(attempt.update)
+        outcome = Outcome.TORN
+        try:
+            await write_everything(transaction, stamp, direct=direct)
+            if attempt.update.flush_cache:
+                attempt.entries_cleared = await flush_after_commit(self._engine)
+            outcome = Outcome.DONE
+            attempt.outcome = str(transaction.outcome)
+            self.stamp = stamp
+        except Exception as error:
+            outcome = outcome_after(error)
+            raise
+        finally:
+            await self._settle(outcome, now)
+        self.last_report = attempt.report(plan, stamp)
+        return self.last_report
+
+    async def _settle(self, outcome: Outcome, now: Situation) -> None:
+        self._machine.finish(outcome, now)
+        await reconcile(self._engine, self._machine)
+
+    def _situation(self, update: Update) -> Situation:
+        in_flight = self._engine.in_flight
+        return Situation(
+            in_flight=in_flight.total,
+            holding_kv=in_flight.holding_kv,
+            pauses_itself=update.pause_mode is not None,
+            full_coverage=update.scope is Scope.FULL,
+        )
+
+    def _next_stamp(self, update: Update) -> WeightStamp:
+        last = self.stamp
+        return WeightStamp(
+            version=last.version if update.version is None else update.version,
+            token_step=last.token_step if update.token_step is None else update.token_step,
+            update_count=last.update_count + 1,
+            epoch=last.epoch + 1,
+        )
+
+
+async def _stage_everything(transaction: Transaction, plan: Plan, buckets: Buckets) -> None:
+    while (bucket := await buckets.next()) is not None:
+        await transaction.write(bucket)
+    if transaction.tensors_applied < len(plan.specs):
+        # Found now rather than at the commit, where requests would have paid for it.
+        raise UpdateRejected(
+            f"the source delivered {transaction.tensors_applied} of {len(plan.specs)} tensors "
+            "that its manifest names; nothing was written, send a whole one"
+        )
