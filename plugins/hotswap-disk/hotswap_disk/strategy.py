@@ -17,7 +17,7 @@ import anyio.to_thread
 from hotswap.seams import Stage
 from hotswap.types import Placement, Update
 from hotswap.weights.checkpoint import Checkpoint
-from hotswap.weights.roots import Roots
+from hotswap.weights.roots import Allowed, Roots
 
 __all__ = ["DiskStrategy"]
 
@@ -25,11 +25,12 @@ __all__ = ["DiskStrategy"]
 class DiskStrategy:
     """Reads ``update.source``, a directory that this process can read.
 
-    ``roots`` confine the directory and every file in it; None allows any place.
+    ``allowed`` judges the real path of the directory and of every file in it, and is
+    called on a worker thread; None allows any place.
     """
 
-    def __init__(self, *, roots: Roots | None = None) -> None:
-        self.roots = roots
+    def __init__(self, *, allowed: Allowed | None = None) -> None:
+        self.allowed = allowed
 
     @classmethod
     def from_options(cls, values: Mapping[str, object]) -> Self:
@@ -41,10 +42,10 @@ class DiskStrategy:
         for root in roots.paths:
             if not root.is_dir():
                 raise ValueError(f"weights-root {root} is no directory; create it first")
-        return cls(roots=roots if roots.paths else None)
+        return cls(allowed=roots if roots.paths else None)
 
     def __repr__(self) -> str:
-        return f"<DiskStrategy roots: {self.roots or 'any'}>"
+        return f"<DiskStrategy in {self.allowed or 'any directory'}>"
 
     @asynccontextmanager
     async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
@@ -52,7 +53,7 @@ class DiskStrategy:
 
         Raises: UpdateRejected when it is no whole checkpoint, or outside the roots.
         """
-        opening = _Opening(update.source, self.roots)
+        opening = _Opening(update.source, self.allowed)
         try:
             yield await anyio.to_thread.run_sync(opening.run)
         finally:
@@ -66,15 +67,15 @@ class _Opening:
     A task cancelled by asyncio itself leaves its worker thread running.
     """
 
-    def __init__(self, source: str, roots: Roots | None) -> None:
+    def __init__(self, source: str, allowed: Allowed | None) -> None:
         self._source = source
-        self._roots = roots
+        self._allowed = allowed
         self._lock = threading.Lock()
         self._closed = False
         self._checkpoint: Checkpoint | None = None
 
     def run(self) -> Checkpoint:
-        checkpoint = Checkpoint.open(self._source, allowed=self._roots)
+        checkpoint = Checkpoint.open(self._source, allowed=self._allowed)
         with self._lock:
             self._checkpoint = checkpoint
             if self._closed:

@@ -1,0 +1,98 @@
+"""Options: one declaration, the same texts on the command line and in the environment."""
+
+import argparse
+import os
+from typing import Any
+
+import pytest
+
+from hotswap.errors import PluginError
+from hotswap.options import Option, add_option_flags, option_values
+
+ROOTS = Option(name="weights-root", help="100% of it", repeatable=True)
+COUNT = Option(name="count", help="how many", type=int, default=3)
+RATIO = Option(name="ratio", help="how much", type=float)
+FAST = Option(name="fast", help="at once", type=bool, default=False)
+ALL = (ROOTS, COUNT, RATIO, FAST)
+
+
+def values(*argv: str, **environ: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    add_option_flags(parser, ALL)
+    parser.format_help()
+    return option_values(ALL, flags=parser.parse_args(argv), environ=environ)
+
+
+def test_defaults() -> None:
+    assert values() == {"weights-root": (), "count": 3, "ratio": None, "fast": False}
+
+
+def test_without_flags_the_environment_counts() -> None:
+    assert option_values([COUNT], environ={"HOTSWAP_COUNT": "4"}) == {"count": 4}
+
+
+def test_flags() -> None:
+    got = values(
+        "--weights-root", "/a", "--weights-root=/b", "--count=7", "--ratio", ".5", "--fast"
+    )
+    assert got == {"weights-root": ("/a", "/b"), "count": 7, "ratio": 0.5, "fast": True}
+
+
+def test_variables() -> None:
+    got = values(
+        HOTSWAP_WEIGHTS_ROOT=os.pathsep.join(["/a", "", "/b"]),
+        HOTSWAP_COUNT="7",
+        HOTSWAP_RATIO="1e-3",
+        HOTSWAP_FAST="yes",
+    )
+    assert got == {"weights-root": ("/a", "/b"), "count": 7, "ratio": 0.001, "fast": True}
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    got = values("--weights-root", "/a", "--no-fast", HOTSWAP_WEIGHTS_ROOT="/b", HOTSWAP_FAST="1")
+    assert (got["weights-root"], got["fast"]) == (("/a",), False)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_true(text: str) -> None:
+    assert FAST.parse(text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "off"])
+def test_false(text: str) -> None:
+    assert FAST.parse(text) is False
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [(FAST, "2"), (FAST, ""), (COUNT, "1.5"), (COUNT, ""), (RATIO, "x")]
+)
+def test_texts_that_do_not_parse_name_flag_or_variable(
+    option: Option, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=f"^{option.env}: .*no value for {option.name}, wanted"):
+        option_values([option], environ={option.env: text})
+    if option is not FAST:
+        with pytest.raises(SystemExit):
+            values(f"--{option.name}={text}")
+        assert f"--{option.name}: {text!r} is no value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        {"name": "Upper"},
+        {"name": "under_score"},
+        {"name": "-dash"},
+        {"name": "dash-"},
+        {"name": ""},
+        {"name": 3},
+        {"type": list},
+        {"type": bool, "repeatable": True},
+        {"repeatable": True, "default": ("a",)},
+        {"type": int, "default": "3"},
+        {"type": int, "default": True},
+    ],
+)
+def test_declarations_that_cannot_work_are_refused(declaration: dict[str, Any]) -> None:
+    with pytest.raises(PluginError, match=r"^option "):
+        Option(**({"name": "a", "help": ""} | declaration))
