@@ -80,7 +80,7 @@ class Controller:
         bounds the wait for other commands, ``hold_s`` that of generation requests."""
         self._engine = engine
         self._changed_hooks = tuple(changed)
-        self._queue = CommandQueue(wait_s=queue_wait_s)
+        self.queue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
         self._cancellable: set[anyio.CancelScope] = set()
         self._started = False
@@ -94,7 +94,7 @@ class Controller:
         self._pipeline = UpdatePipeline(
             engine=engine,
             machine=self.machine,
-            queue=self._queue,
+            queue=self.queue,
             strategies=strategies,
             placement=placement or Placement(),
             pre_read=pre_read,
@@ -155,7 +155,7 @@ class Controller:
             scope.cancel()
         if self._drain is not None:
             self._drain.overtake("the shutdown")
-        await self._queue.close()
+        await self.queue.close()
 
     async def pause(self, mode: PauseMode) -> PauseReport:
         """Stop forward passes, and requests in flight as ``mode`` says.
@@ -172,7 +172,7 @@ class Controller:
                 drain.strengthen(mode)
             else:
                 with self.admission.closed():
-                    drain = self._begin_drain(mode, await self._queue.enter(Command.PAUSE))
+                    drain = self._begin_drain(mode, await self.queue.enter(Command.PAUSE))
             await drain.join()
             return PauseReport(mode=drain.mode, num_aborted=drain.num_aborted)
 
@@ -190,7 +190,7 @@ class Controller:
                 self.machine.check(Command.RESUME, Situation())
                 drain.overtake("a resume")
             # The drain's entry goes to this resume, before any command that waits.
-            with await self._queue.enter(Command.RESUME, front=drain is not None):
+            with await self.queue.enter(Command.RESUME, front=drain is not None):
                 await uninterrupted(self._resume())
 
     async def flush(self) -> int:
@@ -198,7 +198,7 @@ class Controller:
 
         Raises: Busy (another command runs or waits), InFlight (requests hold KV).
         """
-        with self.counters.counted(Command.FLUSH), self._queue.enter_now(Command.FLUSH):
+        with self.counters.counted(Command.FLUSH), self.queue.enter_now(Command.FLUSH):
             return await uninterrupted(self._flush())
 
     async def update(self, update: Update) -> UpdateReport:

@@ -67,12 +67,22 @@ class Command(StrEnum):
 
 
 class Weights(StrEnum):
-    """Whether the live weights are one checkpoint, entirely."""
+    """Whether the live weights are one checkpoint, entirely.
+
+    ``released_torn`` had not been whole when their memory was released: a copy that
+    is brought back is not whole either.
+    """
 
     WHOLE = "whole"
     TORN = "torn"
     NEVER_LOADED = "never_loaded"
     RELEASED = "released"
+    RELEASED_TORN = "released_torn"
+
+    @property
+    def resident(self) -> bool:
+        """Whether they have memory, whatever is in it."""
+        return self not in (Weights.RELEASED, Weights.RELEASED_TORN)
 
 
 class Kv(StrEnum):
@@ -112,7 +122,7 @@ def state_of(facts: Facts) -> State:
     """Derive the state; the order of the tests is the order of the design's table."""
     if facts.busy is not Busy.NOTHING:
         return State.UPDATING if facts.busy is Busy.UPDATING else State.FLUSHING
-    if facts.weights is Weights.RELEASED or facts.kv is Kv.RELEASED:
+    if not facts.weights.resident or facts.kv is Kv.RELEASED:
         return State.SLEEPING
     if facts.weights is not Weights.WHOLE:
         return State.INVALID
@@ -134,6 +144,8 @@ class Situation:
     """What guards and outcomes may look at besides the facts.
 
     ``pauses_itself``: the swap brings a pause mode for requests in flight.
+    ``releases`` are the tags that a sleep releases or a wake brings back;
+    ``restored``: the wake brought the released weights back from a copy.
     """
 
     in_flight: int = 0
@@ -164,7 +176,7 @@ NOTHING_HOLDS_KV = Guard(
 )
 WEIGHTS_RESIDENT = Guard(
     name="weights_resident",
-    passes=lambda facts, _now: facts.weights is not Weights.RELEASED,
+    passes=lambda facts, _now: facts.weights.resident,
     hint='the weights are released; wake the tag "weights" first, then update',
 )
 WHOLE_OR_FULL = Guard(
@@ -242,17 +254,24 @@ def _after_done(facts: Facts, command: Command, now: Situation) -> Facts:
         case Command.SLEEP:
             return replace(
                 facts,
-                weights=Weights.RELEASED if "weights" in now.releases else facts.weights,
+                weights=_released(facts.weights) if "weights" in now.releases else facts.weights,
                 kv=Kv.RELEASED if "kv_cache" in now.releases else facts.kv,
             )
         case Command.WAKE:
             return _after_wake(facts, now)
 
 
+def _released(weights: Weights) -> Weights:
+    if not weights.resident:
+        return weights
+    return Weights.RELEASED if weights is Weights.WHOLE else Weights.RELEASED_TORN
+
+
 def _after_wake(facts: Facts, now: Situation) -> Facts:
     weights = facts.weights
-    if "weights" in now.releases and weights is Weights.RELEASED:
-        weights = Weights.WHOLE if now.restored else Weights.NEVER_LOADED
+    if "weights" in now.releases and not weights.resident:
+        back = Weights.WHOLE if weights is Weights.RELEASED else Weights.TORN
+        weights = back if now.restored else Weights.NEVER_LOADED
     kv = Kv.RESIDENT if "kv_cache" in now.releases else facts.kv
     return replace(facts, weights=weights, kv=kv)
 
