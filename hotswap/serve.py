@@ -8,6 +8,7 @@ engine's thread ends.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -81,9 +82,12 @@ def _model_directory(settings: Settings) -> Path:
 
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
-    async with _engine(settings, model) as engine:
-        app = _app(engine, settings, plugins)
-        await _listen(app, settings, taken)
+    async with (
+        _engine(settings, model) as engine,
+        _controller(engine, settings, plugins) as commands,
+    ):
+        app = create_app(commands, engine, settings, plugins=plugins)
+        await _listen(app, commands, settings, taken)
 
 
 @asynccontextmanager
@@ -101,42 +105,60 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
         yield engine
 
 
-def _app(engine: EmbeddedEngine, settings: Settings, plugins: Plugins) -> Starlette:
+def _controller(engine: EmbeddedEngine, settings: Settings, plugins: Plugins) -> Controller:
     try:
         strategies = resolve_strategies(plugins, settings.plugin_options)
     except HotswapError as error:
         raise StartError(str(error)) from error
-    controller = Controller(engine, strategies=strategies)
-    return create_app(controller, engine, settings, plugins=plugins)
+    return Controller(
+        engine,
+        strategies=strategies,
+        pre_read=plugins.pre_read,
+        changed=plugins.changed,
+        stamp=engine.stamp,
+        while_paused=settings.while_paused,
+        hold_s=settings.hold_s,
+    )
 
 
-async def _listen(app: Starlette, settings: Settings, taken: socket.socket) -> None:
+async def _listen(
+    app: Starlette, commands: Controller, settings: Settings, taken: socket.socket
+) -> None:
     url = _url(taken)
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+
+        async def stopped() -> None:
+            # Called once the server listens.
+            _log.info("serving %s on %s, state %s", settings.model, url, commands.machine.state)
+            async for number in signals:
+                _log.info("%s: shutting down", number.name)
+                break
+            served: Served = app.state.served
+            aborted = served.requests.close()
+            with anyio.move_on_after(settings.graceful_s):
+                await commands.close()
+            _log.info("%d requests in flight were aborted", aborted)
+
+        try:
+            await hypercorn.asyncio.serve(
+                cast(Framework, app),
+                _hypercorn_config(settings, taken),
+                shutdown_trigger=stopped,
+                mode="asgi",
+            )
+        except OSError as error:
+            raise StartError(f"cannot listen on {url}: {error.strerror or error}") from error
+
+
+def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:
     config = Config()
-    config.bind = [f"fd://{taken.fileno()}"]
+    # hypercorn owns and closes the descriptor that it is given: give it one of its own.
+    config.bind = [f"fd://{os.dup(taken.fileno())}"]
     config.accesslog = None
     config.loglevel = "WARNING"
     config.graceful_timeout = settings.graceful_s
     config.include_server_header = False
-
-    with anyio.open_signal_receiver(*_SIGNALS) as signals:
-
-        async def stopped() -> None:
-            served: Served = app.state.served
-            _log.info(
-                "serving %s on %s, state %s", settings.model, url, served.commands.machine.state
-            )
-            async for number in signals:
-                aborted = served.requests.close()
-                _log.info("%s: shutting down, %d requests aborted", number.name, aborted)
-                return
-
-        try:
-            await hypercorn.asyncio.serve(
-                cast(Framework, app), config, shutdown_trigger=stopped, mode="asgi"
-            )
-        except OSError as error:
-            raise StartError(f"cannot listen on {url}: {error.strerror or error}") from error
+    return config
 
 
 def _url(taken: socket.socket) -> str:

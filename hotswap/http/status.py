@@ -17,7 +17,7 @@ def not_ready(serving: Served) -> list[str]:
     reasons = list(serving.commands.not_ready_reasons())
     if not serving.engine_alive:
         reasons.append("engine_not_running")
-    if serving.requests.closed:
+    if serving.requests.closed and "shutting_down" not in reasons:
         reasons.append("shutting_down")
     return reasons
 

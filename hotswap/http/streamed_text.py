@@ -42,7 +42,9 @@ class StreamedText:
 
 
 def showable(text: str, stops: Sequence[str]) -> str:
-    """``text`` without a tail that may turn out to be the start of a stop string."""
+    """``text`` up to the first stop string, and without a tail that may become one."""
+    for stop in stops:
+        text = cut_at_stop(text, stop)
     hidden = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), hidden, -1):

@@ -44,11 +44,11 @@ class ServingFactory:
         plugins: Plugins | None = None,
         **settings: Any,
     ) -> Serving:
-        settings = {"allow_weight_update": True, "model": "/models/a"} | settings
+        values: dict[str, Any] = {"allow_weight_update": True, "model": "/models/a"} | settings
         engine = engine or ScriptedEngine()
         commands = FakeCommands()
         plugins = plugins or Plugins(strategies={"disk": _no_strategy})
-        app = create_app(commands, engine, Settings(**settings), plugins=plugins)
+        app = create_app(commands, engine, Settings(**values), plugins=plugins)
         client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://hotswap.test"
         )

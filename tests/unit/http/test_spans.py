@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +48,7 @@ def test_spans_touch_and_neighbours_differ(tokens: list[WeightStamp]) -> None:
 
     assert [span.start for span in spans] == [0, *[span.end for span in spans[:-1]]][: len(spans)]
     assert all(span.end > span.start for span in spans)
-    for left, right in zip(spans, spans[1:], strict=False):
+    for left, right in pairwise(spans):
         assert left.weight_epoch != right.weight_epoch
 
 

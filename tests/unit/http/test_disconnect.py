@@ -1,0 +1,142 @@
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from starlette.types import Message
+
+from hotswap.http.disconnect import until_disconnect
+from hotswap.http.errors import ClientGone
+from hotswap.testing.asgi_call import AsgiCall
+from hotswap.testing.scripted_engine import ScriptedEngine
+
+
+class Client:
+    """An ASGI ``receive`` whose client goes away when told."""
+
+    def __init__(self) -> None:
+        self.gone = anyio.Event()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_work_of_a_client_that_stays() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await until_disconnect(Client().receive, work) == 7
+
+
+async def test_an_error_comes_out_as_it_was() -> None:
+    async def work() -> int:
+        raise KeyError("name")
+
+    with pytest.raises(KeyError, match="name"):
+        await until_disconnect(Client().receive, work)
+
+
+async def test_work_is_cancelled_when_the_client_goes() -> None:
+    client = Client()
+    cancelled = anyio.Event()
+
+    async def work() -> None:
+        client.gone.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ClientGone):
+        await until_disconnect(client.receive, work)
+    assert cancelled.is_set()
+
+
+async def test_shielded_work_ends_and_its_result_counts() -> None:
+    client = Client()
+    ended = anyio.Event()
+
+    async def work() -> str:
+        with anyio.CancelScope(shield=True):
+            client.gone.set()
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            ended.set()
+        return "committed"
+
+    assert await until_disconnect(client.receive, work) == "committed"
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "command"),
+    [
+        ("POST", "/pause_generation", None, "pause abort"),
+        ("POST", "/continue_generation", None, "resume"),
+        ("GET", "/flush_cache", None, "flush"),
+        ("POST", "/update_weights_from_disk", {"model_path": "/b"}, "update"),
+    ],
+)
+async def test_a_disconnect_cancels_the_command(
+    serving: Any, method: str, path: str, body: object, command: str
+) -> None:
+    serving.commands.gate = anyio.Event()
+    async with AsgiCall(serving.app, method, path, body) as call:
+        await serving.commands.started.wait()
+        call.disconnect()
+        sent = await call.finished()
+
+    assert serving.commands.cancelled == [command]
+    assert sent == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_disconnect_aborts_the_generation(serve: Callable[..., Any], stream: bool) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None))
+    body = {"text": "a", "rid": "r", "stream": stream}
+    async with AsgiCall(serving.app, "POST", "/generate", body) as call:
+        await serving.engine.submitted.wait()
+        generation = serving.engine.generations["r"]
+        generation.emit(b"some")
+        call.disconnect()
+        await call.finished()
+
+    assert generation.aborted.is_set()
+    assert len(serving.app.state.served.requests) == 0
+
+
+async def test_a_disconnect_at_a_closed_door_leaves_nothing(serve: Callable[..., Any]) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None))
+    door = serving.commands.admission.door = anyio.Event()
+    async with AsgiCall(serving.app, "POST", "/generate", {"text": "a", "rid": "r"}) as call:
+        while not serving.commands.admission.entering:
+            await anyio.lowlevel.checkpoint()
+        call.disconnect()
+        await call.finished()
+    door.set()
+
+    assert serving.commands.admission.entering == 0
+    assert serving.engine.generations == {}
+    assert len(serving.app.state.served.requests) == 0
+
+
+async def test_a_request_that_ended_is_not_aborted(serve: Callable[..., Any]) -> None:
+    serving = serve(engine=ScriptedEngine())
+    await serving.json("POST", "/generate", json={"text": "a", "rid": "r"})
+
+    assert not serving.engine.generations["r"].aborted.is_set()
+
+
+async def test_a_request_held_over_a_shutdown_is_not_submitted(serve: Callable[..., Any]) -> None:
+    serving = serve(engine=ScriptedEngine())
+    door = serving.commands.admission.door = anyio.Event()
+    async with AsgiCall(serving.app, "POST", "/generate", {"text": "a"}) as call:
+        while not serving.commands.admission.entering:
+            await anyio.lowlevel.checkpoint()
+        serving.app.state.served.requests.close()
+        door.set()
+        start, _ = await call.finished()
+
+    assert start["status"] == 503
+    assert serving.engine.generations == {}

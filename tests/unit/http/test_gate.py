@@ -1,0 +1,143 @@
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+
+from hotswap.http import Kind, KindedRoute
+from hotswap.http.app import core_routes
+from hotswap.http.gate import refusal
+from hotswap.plugins import Plugins
+
+GATED = (Kind.UPDATE, Kind.CONTROL, Kind.LOOKUP)
+BODIES = {
+    "/generate": {"text": "a"},
+    "/update_weights_from_disk": {"model_path": "/b"},
+    "/get_weights_by_name": {"name": "embed.weight"},
+}
+
+
+def calls_of(*kinds: Kind) -> list[Any]:
+    return [
+        pytest.param(method, route.path, id=f"{method} {route.path}")
+        for route in core_routes()
+        for method in sorted(route.methods or ())
+        if route.kind in kinds and method != "HEAD"
+    ]
+
+
+async def call(serving: Any, method: str, path: str) -> httpx.Response:
+    reply: httpx.Response = await serving.client.request(method, path, json=BODIES.get(path, {}))
+    return reply
+
+
+@pytest.mark.parametrize(("method", "path"), calls_of(*GATED))
+async def test_a_gated_route_is_refused_by_default(serve: Any, method: str, path: str) -> None:
+    serving = serve(allow_weight_update=False)
+    reply = await call(serving, method, path)
+
+    assert reply.status_code == 403
+    error = reply.json()["error"]
+    assert error["code"] == "route_disabled"
+    assert error["retryable"] is False
+    assert "--allow-weight-update" in error["message"]
+    assert serving.commands.calls == []
+
+
+@pytest.mark.parametrize(("method", "path"), calls_of(Kind.GENERATE, Kind.OPEN))
+async def test_an_open_route_answers_by_default(serve: Any, method: str, path: str) -> None:
+    assert (await call(serve(allow_weight_update=False), method, path)).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), calls_of(*Kind))
+async def test_every_route_answers_when_updates_are_allowed(
+    serving: Any, method: str, path: str
+) -> None:
+    assert (await call(serving, method, path)).status_code == 200
+
+
+def test_the_open_routes_are_those_that_were_meant_to_be() -> None:
+    assert {route.path for route in core_routes() if route.kind not in GATED} == {
+        "/generate",
+        "/flush_cache",
+        "/health",
+        "/ready",
+        "/status",
+        "/model_info",
+        "/get_model_info",
+        "/hotswap/v1/state",
+    }
+
+
+async def brought(_request: Request) -> Response:
+    return PlainTextResponse("ran")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("path", ["/plain", "/sub/inner"])
+async def test_a_route_without_a_kind_never_runs(serve: Any, allowed: bool, path: str) -> None:
+    routes = (Route("/plain", brought), Mount("/sub", routes=[Route("/inner", brought)]))
+    serving = serve(allow_weight_update=allowed, plugins=Plugins(routes=routes))
+    status, body = await serving.json("GET", path)
+
+    assert (status, body["error"]["code"]) == (403, "route_disabled")
+    assert "no kind" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "status"),
+    [(Kind.UPDATE, True, 200), (Kind.UPDATE, False, 403), (Kind.OPEN, False, 200)],
+)
+async def test_a_plugin_s_route_is_judged_by_its_kind(
+    serve: Any, kind: Kind, allowed: bool, status: int
+) -> None:
+    route = KindedRoute("/brought", brought, kind=kind, methods=["POST"])
+    serving = serve(allow_weight_update=allowed, plugins=Plugins(routes=(route,)))
+
+    assert (await serving.client.post("/brought")).status_code == status
+
+
+async def test_a_plugin_cannot_open_a_core_route(serve: Any) -> None:
+    route = KindedRoute("/pause_generation", brought, kind=Kind.OPEN, methods=["POST"])
+    serving = serve(allow_weight_update=False, plugins=Plugins(routes=(route,)))
+
+    assert (await serving.client.post("/pause_generation")).status_code == 403
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("path", ["/nope", "/pause_generation/", "//pause_generation", "/"])
+async def test_an_unknown_path_is_a_404(serve: Any, allowed: bool, path: str) -> None:
+    serving = serve(allow_weight_update=allowed)
+    reply = await serving.client.post(path)
+
+    assert reply.status_code == 404
+    assert reply.json() == {
+        "error": {"code": "not_found", "message": "Not Found", "retryable": False, "status": 404}
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/pause_generation"), ("DELETE", "/flush_cache"), ("POST", "/health")],
+)
+async def test_a_wrong_method_is_a_405(serving: Any, method: str, path: str) -> None:
+    reply = await serving.client.request(method, path)
+
+    assert reply.status_code == 405
+    assert reply.json()["error"]["code"] == "method_not_allowed"
+    assert reply.headers["allow"]
+
+
+def test_kinds_and_reasons() -> None:
+    for kind in Kind:
+        assert refusal(kind, allow_weight_update=True) is None
+        assert (refusal(kind, allow_weight_update=False) is not None) == (kind in GATED)
+    assert refusal(None, allow_weight_update=True) is not None
+
+
+def test_repr_of_a_route() -> None:
+    route = KindedRoute("/p", brought, kind=Kind.UPDATE, methods=["POST"])
+
+    assert repr(route) == "<KindedRoute POST /p update>"

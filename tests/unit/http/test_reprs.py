@@ -1,0 +1,25 @@
+"""One line that says what an object is, for whoever reads a log or a debugger."""
+
+from hotswap.http.in_flight import InFlightRequests
+from hotswap.http.transcript import Transcript
+from hotswap.seams import TokenChunk
+from hotswap.types import WeightStamp
+
+
+def test_requests_and_tickets() -> None:
+    requests = InFlightRequests()
+    with requests.reserve("r") as ticket:
+        assert repr(requests) == "<InFlightRequests 1>"
+        assert repr(ticket) == "<Ticket r running>"
+        ticket.ended = True
+        assert repr(ticket) == "<Ticket r ended>"
+    requests.close()
+    assert repr(requests) == "<InFlightRequests 0 closed>"
+
+
+def test_transcript() -> None:
+    transcript = Transcript(rid="r", prompt_tokens=1, stamp=WeightStamp(), decode=None)
+    assert repr(transcript) == "<Transcript r 0 tokens running>"
+
+    transcript.add(TokenChunk(token_id=5, stamp=WeightStamp(), finish_reason="length"))
+    assert repr(transcript) == "<Transcript r 1 tokens length>"
