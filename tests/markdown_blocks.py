@@ -1,0 +1,56 @@
+"""Fenced blocks of our documents, each with the directive in the comment above it.
+
+``<!-- run: TEXT -->``  executed; what it prints has TEXT in it
+``<!-- serve -->``      the server that the blocks after it talk to
+``<!-- prepare -->``    makes the checkpoints ``.demo/A`` and ``.demo/B``
+``<!-- make -->``       targets of the Makefile
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-swap.md")
+DIRECTIVES = ("run", "serve", "prepare", "make")
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<directive>[a-z]+)(?:: (?P<expected>.*?))? -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One fenced block: where it is, what it is, and what a test does with it."""
+
+    document: str
+    line: int
+    language: str
+    code: str
+    directive: str | None
+    expected: str | None
+
+    @property
+    def place(self) -> str:
+        """For messages: file and line."""
+        return f"{self.document}:{self.line}"
+
+
+def blocks_of(document: Path) -> list[Block]:
+    """Every fenced block of a Markdown file, in order."""
+    text = document.read_text(encoding="utf-8")
+    return [
+        Block(
+            document=str(document.relative_to(ROOT)),
+            line=text.count("\n", 0, found.start("code")),
+            language=found["language"],
+            code=found["code"],
+            directive=found["directive"],
+            expected=found["expected"],
+        )
+        for found in _BLOCK.finditer(text)
+    ]
