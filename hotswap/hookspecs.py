@@ -75,9 +75,10 @@ class Hooks(Protocol):
 
     @_spec
     def hotswap_routes(self) -> Sequence[BaseRoute]:
-        """Starlette routes for the HTTP app. Called once at load.
+        """Routes for the HTTP app, each a ``hotswap.http.KindedRoute``. Called once at load.
 
-        They stand behind the same authorisation as the app's own update routes.
+        The kind decides whether ``--allow-weight-update`` is needed. What an endpoint
+        needs of the server is in ``request.app.state.served``.
         """
 
     @_spec

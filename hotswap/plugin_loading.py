@@ -104,7 +104,7 @@ class Finder(pluggy.PluginManager):
             strategies=_factories(bound, "hotswap_strategies"),
             engines=_factories(bound, "hotswap_engines"),
             options=_options(bound),
-            routes=_listed(bound, "hotswap_routes", BaseRoute),
+            routes=_routes(bound),
             pre_read=tuple(
                 PreReadHook(name=dist, call=call) for call in _async(bound, "hotswap_pre_read")
             ),
@@ -218,6 +218,17 @@ def _options(bound: _Bound) -> tuple[Option, ...]:
     if len(set(flags)) != len(flags):
         raise PluginError(f"hotswap_options returned the same flag twice: {', '.join(flags)}")
     return options
+
+
+def _routes(bound: _Bound) -> tuple[BaseRoute, ...]:
+    routes = _listed(bound, "hotswap_routes", BaseRoute)
+    for route in routes:
+        if getattr(route, "kind", None) is None:
+            raise PluginError(
+                f"hotswap_routes returned {route!r}, which says no kind and could never run; "
+                "make it a hotswap.http.KindedRoute"
+            )
+    return routes
 
 
 def _async(bound: _Bound, hook: str) -> list[Callable[[str, str | None], Awaitable[None]]]:

@@ -29,7 +29,7 @@ GOOD = (
     API
     + """
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from hotswap.http import Kind, KindedRoute
 from hotswap.options import Option
 
 seen = []
@@ -47,7 +47,7 @@ def hotswap_options():
     return [Option(name="rsync-host", help="where from"), Option(name="fast", help="", type=bool)]
 
 def hotswap_routes():
-    return [Route("/rsync", hello)]
+    return [KindedRoute("/rsync", hello, kind=Kind.CONTROL, methods=["POST"])]
 
 async def hotswap_pre_read(source):
     seen.append(source)
@@ -203,6 +203,12 @@ BAD: dict[str, tuple[str, str]] = {
         + "def hotswap_options(): return [Option(name='A_b', help='')]",
         "option name 'A_b'",
     ),
+    "a route without a kind": (
+        API
+        + "from starlette.routing import Route\n"
+        + "def hotswap_routes(): return [Route('/x', print)]",
+        "says no kind",
+    ),
     "routes are paths": (API + "def hotswap_routes(): return ['/x']", "wanted a list of BaseRoute"),
 }
 
@@ -245,7 +251,8 @@ def test_an_imported_module_with_the_prefix_is_no_hook(install: Install) -> None
 
 OPTION = "from hotswap.options import Option\n"
 ROUTE = (
-    "from starlette.routing import Mount\ndef hotswap_routes(): return [Mount('/x', routes=[])]\n"
+    "from hotswap.http import Kind, KindedRoute\n"
+    "def hotswap_routes(): return [KindedRoute('/x', print, kind=Kind.OPEN, methods=['GET'])]\n"
 )
 CLASHES = {
     "strategy": ("def hotswap_strategies(): return {'x': print}\n", "load strategy 'x'"),
