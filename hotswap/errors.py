@@ -26,6 +26,7 @@ __all__ = [
     "Overtaken",
     "Paused",
     "PluginError",
+    "QueueFull",
     "UpdateFailed",
     "UpdateRejected",
     "UpdateRolledBack",
@@ -71,6 +72,12 @@ class Overtaken(CommandError):
 
 class Paused(CommandError):
     """A generation request arrived while forward passes are stopped."""
+
+    retryable = True
+
+
+class QueueFull(CommandError):
+    """A generation request arrived while as many wait as may wait."""
 
     retryable = True
 

@@ -86,10 +86,12 @@ def make_checkpoint(
     for the same arguments. ``head_dim`` None is ``hidden_size / num_heads``,
     and twice that for qwen3, where the two are independent.
 
-    Raises: ValueError for an unknown ``arch``.
+    Raises: ValueError for an unknown ``arch``, or biases that it cannot have.
     """
     if arch not in _ARCHITECTURES:
         raise ValueError(f"arch {arch!r} is unknown, wanted one of {sorted(_ARCHITECTURES)}")
+    if (attention_bias and arch == "qwen2") or (mlp_bias and arch != "llama"):
+        raise ValueError(f"arch {arch!r} has no such choice of biases; leave it out")
     natural = hidden_size // num_heads
     sizes = _Sizes(
         arch=arch,

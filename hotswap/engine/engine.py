@@ -1,0 +1,277 @@
+"""The embedded engine: serves and swaps one model in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import torch
+
+from hotswap.engine.config import differences, parse_config
+from hotswap.engine.gate import PauseTicket
+from hotswap.engine.generation import EmbeddedGeneration
+from hotswap.engine.in_flight import InFlightLedger
+from hotswap.engine.intake import Intake
+from hotswap.engine.kv import KvShape
+from hotswap.engine.loading import LoadedModel, load_generation_eos, load_model
+from hotswap.engine.loop import EngineLoop
+from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm
+from hotswap.engine.prefix_cache import CacheStats, PrefixCache
+from hotswap.engine.scheduler import Scheduler
+from hotswap.engine.steps import EngineSteps
+from hotswap.engine.tokenizer import TextCodec, load_codec
+from hotswap.errors import UpdateRejected
+from hotswap.seams import EnginePause, GenerateRequest, Plan
+from hotswap.types import Bucket, InFlightCounts, Manifest, PauseMode, Scope, WeightStamp
+
+__all__ = ["EmbeddedEngine"]
+
+
+class EmbeddedEngine:
+    """Llama, Qwen2 or Qwen3 in torch; satisfies ``Engine``, ``Generator``, ``Inspector``.
+
+    Use it as an async context manager: that starts and ends its one thread. It owns
+    the model; ``model`` may be looked at, and written only through ``write``.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        codec: TextCodec | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        max_running_requests: int = 16,
+        max_queued: int = 1024,
+        max_prefill_tokens: int = 2048,
+        prefix_cache_bytes: int = 256 * 2**20,
+        stamp: WeightStamp | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """Use :meth:`from_directory`, unless the model is built elsewhere."""
+        config = loaded.model.config
+        self._target = loaded.target
+        self._eos = config.eos_token_ids | eos_token_ids
+        self._path = path
+        self._max_running = max_running_requests
+        self._cache = PrefixCache(max_entries=64, max_bytes=prefix_cache_bytes)
+        self._ledger = InFlightLedger(max_queued=max_queued)
+        weight = loaded.model.lm_head.weight
+        self._kv_shape = KvShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        self.model: CausalLm = loaded.model
+        self._scheduler = Scheduler(
+            loaded.model,
+            kv_shape=self._kv_shape,
+            cache=self._cache,
+            ledger=self._ledger,
+            stamp=stamp or WeightStamp(),
+            max_running=max_running_requests,
+            max_prefill_tokens=max_prefill_tokens,
+        )
+        self._steps = EngineSteps(self._scheduler, loaded.target)
+        self._loop = EngineLoop(self._steps)
+        self._intake = Intake(
+            config,
+            scheduler=self._scheduler,
+            loop=self._loop,
+            ledger=self._ledger,
+            codec=codec,
+            eos=self._eos,
+        )
+
+    @classmethod
+    def from_directory(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_running_requests: int = 16,
+        max_queued: int = 1024,
+        prefix_cache_bytes: int = 256 * 2**20,
+        vocab_multiple: int = VOCAB_MULTIPLE,
+        stamp: WeightStamp | None = None,
+    ) -> Self:
+        """Load a Hugging Face directory. Blocks; any thread.
+
+        ``dtype`` auto is the checkpoint's, ``device`` auto is CUDA where there is one.
+        Without ``tokenizer.json`` only token ids are served. Raises: UpdateRejected for
+        a checkpoint that is not whole, ValueError for what the engine does not run.
+        """
+        directory = Path(path)
+        loaded = load_model(directory, dtype=dtype, device=device, vocab_multiple=vocab_multiple)
+        return cls(
+            loaded,
+            codec=load_codec(directory),
+            eos_token_ids=load_generation_eos(directory),
+            max_running_requests=max_running_requests,
+            max_queued=max_queued,
+            prefix_cache_bytes=prefix_cache_bytes,
+            stamp=stamp,
+            path=directory,
+        )
+
+    def __repr__(self) -> str:
+        config, counts = self.model.config, self.in_flight
+        return (
+            f"<EmbeddedEngine {config.architecture} {self._loop!r} "
+            f"running={counts.running} waiting={counts.waiting}>"
+        )
+
+    # --- life
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
+    def start(self) -> None:
+        """Start the engine's thread; once."""
+        self._loop.start()
+
+    def close(self) -> None:
+        """End every request with ``abort``, and the thread. Blocks; idempotent."""
+        self._loop.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs. Any thread."""
+        return self._loop.alive
+
+    # --- what is live; any thread
+
+    @property
+    def stamp(self) -> WeightStamp:
+        """The weights of the next forward pass."""
+        return self._scheduler.stamp
+
+    @property
+    def in_flight(self) -> InFlightCounts:
+        """Requests from ``submit`` to their last chunk."""
+        return self._ledger.counts
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Hits and misses since the last flush, entries and bytes now."""
+        return self._cache.stats
+
+    def describe(self) -> dict[str, object]:
+        """The model and the engine's bounds, in JSON types."""
+        config = self.model.config
+        return {
+            "model_path": None if self._path is None else str(self._path),
+            "model_type": config.model_type,
+            "architectures": [config.architecture],
+            "vocab_size": config.vocab_size,
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "num_attention_heads": config.num_attention_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "intermediate_size": config.intermediate_size,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "max_position_embeddings": config.max_position_embeddings,
+            "max_context": config.max_context,
+            "eos_token_ids": sorted(self._eos),
+            "dtype": str(self._kv_shape.dtype).removeprefix("torch."),
+            "device": str(self._kv_shape.device),
+            "has_tokenizer": self._intake.has_codec,
+            "max_running_requests": self._max_running,
+        }
+
+    def manifest(self) -> Manifest:
+        """What a full update has to bring."""
+        return self._target.manifest()
+
+    def plan(self, manifest: Manifest, scope: Scope) -> Plan:
+        """Compare configurations where the source has one, then every tensor.
+
+        Raises: UpdateRejected with everything that is wrong.
+        """
+        if manifest.config is not None:
+            try:
+                seen = parse_config(manifest.config)
+            except ValueError as error:
+                raise UpdateRejected(f"the source's configuration: {error}") from error
+            found = differences(seen, self.model.config)
+            if found:
+                raise UpdateRejected(
+                    f"the source's config.json describes another model: {'; '.join(found)}; "
+                    "send a checkpoint of the model that is served"
+                )
+        return self._target.plan(manifest, scope)
+
+    # --- commands; event loop
+
+    async def pause(self, mode: PauseMode) -> EnginePause:
+        """See ``seams.Engine.pause``. Raises: Overtaken when a resume ends a drain."""
+        ticket = PauseTicket(mode)
+        try:
+            await self._loop.call(partial(self._scheduler.pause, ticket))
+            return await asyncio.wrap_future(ticket.answer)
+        except asyncio.CancelledError:
+            # Without a thread there is no gate left to put back.
+            with anyio.CancelScope(shield=True), suppress(RuntimeError):
+                await self._loop.call(partial(self._scheduler.gate.take_back, ticket))
+            raise
+
+    async def resume(self) -> None:
+        """Let forward passes run; a pause that still drains gets Overtaken."""
+        await self._loop.call(self._scheduler.resume)
+
+    async def flush(self) -> int:
+        """Drop every cached prefix and its counters; how many entries went."""
+        return await self._loop.call(self._scheduler.flush)
+
+    async def write(self, plan: Plan, bucket: Bucket) -> None:
+        """Copy a bucket into the live weights. Raises: RuntimeError while not paused."""
+        await self._loop.call(partial(self._steps.write, plan, bucket))
+
+    async def commit(self, stamp: WeightStamp) -> None:
+        """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
+        await self._loop.call(partial(self._steps.commit, stamp))
+
+    async def read_weight(self, name: str, rows: int) -> torch.Tensor:
+        """See ``seams.Inspector``. Raises: KeyError."""
+        return await self._loop.call(partial(self._steps.read, name, rows))
+
+    async def checksums(self) -> dict[str, str]:
+        """See ``seams.Inspector``; between two forward passes."""
+        return await self._loop.call(self._steps.checksums)
+
+    # --- generation; event loop
+
+    def submit(self, request: GenerateRequest) -> EmbeddedGeneration:
+        """Queue a request.
+
+        Raises: ValueError for a request that cannot run, QueueFull when too many
+        wait, RuntimeError when the engine has ended.
+        """
+        return self._intake.submit(request)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``. Raises: ValueError without a tokenizer."""
+        return self._intake.text_codec.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text, special tokens left out. Raises: ValueError without a tokenizer."""
+        return self._intake.text_codec.decode(token_ids)

@@ -1,0 +1,89 @@
+"""Keys and values of one request: a buffer of its own that grows in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["KvCache", "KvShape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """What one token's keys and values look like, and where they live."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def allocate(self, capacity: int) -> torch.Tensor:
+        """``[layers x 2 x kv_heads x capacity x head_dim]``, not initialised."""
+        sizes = (self.num_layers, 2, self.num_kv_heads, capacity, self.head_dim)
+        return torch.empty(sizes, dtype=self.dtype, device=self.device)
+
+
+class KvCache:
+    """Keys and values of the first ``length`` tokens of one text.
+
+    Owned by one request, or by the prefix cache once trimmed. ``reserve`` makes
+    room, every layer stores its rows, and ``advance`` counts them in.
+    """
+
+    BLOCK = 256
+
+    def __init__(self, shape: KvShape) -> None:
+        self._shape = shape
+        self._buffer = shape.allocate(0)
+        self.length = 0
+
+    def __repr__(self) -> str:
+        return f"<KvCache {self.length} of {self.capacity} tokens>"
+
+    @property
+    def capacity(self) -> int:
+        """Tokens for which there is memory."""
+        return self._buffer.shape[3]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return self._buffer.numel() * self._buffer.element_size()
+
+    def reserve(self, length: int) -> None:
+        """Make room for ``length`` tokens in all; what is stored stays."""
+        if length <= self.capacity:
+            return
+        blocks = -(-length // self.BLOCK)
+        grown = self._shape.allocate(blocks * self.BLOCK)
+        grown[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
+        self._buffer = grown
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Append ``[kv_heads x new x head_dim]`` to ``layer``; counted by ``advance``."""
+        stop = self.length + keys.shape[1]
+        self._buffer[layer, 0, :, self.length : stop] = keys
+        self._buffer[layer, 1, :, self.length : stop] = values
+
+    def layer(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the keys and the values, each ``[kv_heads x length x head_dim]``."""
+        return self._buffer[layer, 0, :, :length], self._buffer[layer, 1, :, :length]
+
+    def advance(self, count: int) -> None:
+        """Count ``count`` tokens in, once every layer has stored them."""
+        self.length += count
+
+    def copy_from(self, other: KvCache, length: int) -> None:
+        """Take the first ``length`` tokens of ``other``; only into an empty cache."""
+        self.reserve(length)
+        self._buffer[:, :, :, :length] = other._buffer[:, :, :, :length]
+        self.length = length
+
+    def trimmed(self) -> KvCache:
+        """A copy without spare capacity."""
+        copy = KvCache(self._shape)
+        copy._buffer = self._buffer[:, :, :, : self.length].clone()
+        copy.length = self.length
+        return copy

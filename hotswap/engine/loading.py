@@ -1,0 +1,120 @@
+"""From a checkpoint directory to a live model, through the same door as an update."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hotswap.engine.config import ModelConfig, parse_config
+from hotswap.engine.config_fields import Fields
+from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm, fused_rules, padded_rows
+from hotswap.errors import UpdateRejected
+from hotswap.types import Scope
+from hotswap.weights.checkpoint import Checkpoint
+from hotswap.weights.target import WeightTarget
+
+__all__ = [
+    "LoadedModel",
+    "build_model",
+    "choose_device",
+    "choose_dtype",
+    "load_generation_eos",
+    "load_model",
+]
+
+# Old checkpoints carry the rotary frequencies, which follow from the configuration.
+_SKIPPED = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model, and the door to its weights."""
+
+    model: CausalLm
+    target: WeightTarget
+
+
+def choose_dtype(name: str | torch.dtype, config: ModelConfig) -> torch.dtype:
+    """``auto`` is the checkpoint's own. Raises: ValueError for any other unknown name."""
+    if isinstance(name, torch.dtype):
+        return name
+    if name == "auto":
+        return config.dtype
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"dtype {name!r} is unknown, wanted auto or one of {', '.join(known)}")
+    return known[name]
+
+
+def choose_device(name: str | torch.device) -> torch.device:
+    """``auto`` is CUDA where there is one. Raises: ValueError for a device that is not there."""
+    has_cuda = torch.cuda.is_available()
+    device = torch.device(("cuda" if has_cuda else "cpu") if name == "auto" else name)
+    if device.type == "cuda" and not has_cuda:
+        raise ValueError(f"device {name} was asked for, and torch sees no CUDA; use cpu or auto")
+    return device
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_multiple: int = VOCAB_MULTIPLE,
+) -> LoadedModel:
+    """A model of zeros, and its target."""
+    model = CausalLm(config, dtype=dtype, device=device, vocab_multiple=vocab_multiple).eval()
+    target = WeightTarget(
+        model, fused=fused_rules(config), padded_rows=padded_rows(model), skipped=_SKIPPED
+    )
+    return LoadedModel(model=model, target=target)
+
+
+def load_model(
+    directory: Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    vocab_multiple: int = VOCAB_MULTIPLE,
+) -> LoadedModel:
+    """Load a Hugging Face directory. Blocks; any thread.
+
+    Raises: UpdateRejected for a checkpoint that is not whole, ValueError for a
+    configuration that the engine does not run.
+    """
+    with Checkpoint.open(directory) as checkpoint:
+        written = checkpoint.manifest.config
+        if written is None:
+            raise UpdateRejected(f"{directory} has no config.json; wanted a Hugging Face directory")
+        config = parse_config(written)
+        loaded = build_model(
+            config,
+            dtype=choose_dtype(dtype, config),
+            device=choose_device(device),
+            vocab_multiple=vocab_multiple,
+        )
+        plan = loaded.target.plan(checkpoint.manifest, Scope.FULL)
+        for bucket in checkpoint.buckets():
+            loaded.target.write(plan, bucket)
+    loaded.target.finish()
+    return loaded
+
+
+def load_generation_eos(directory: Path) -> frozenset[int]:
+    """End-of-sequence ids of ``generation_config.json``, where there is one.
+
+    Raises: ValueError for a file that is no JSON object, or odd ids in it.
+    """
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return frozenset()
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object, wanted one")
+    return Fields(content, path.name).token_ids("eos_token_id")

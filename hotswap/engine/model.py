@@ -1,0 +1,133 @@
+"""Llama, Qwen2 and Qwen3 as one module; what differs is in the configuration.
+
+Parameter names are those of Hugging Face, with ``qkv_proj`` and ``gate_up_proj`` in
+place of the split ones; ``fused_rules`` and ``padded_rows`` say how a checkpoint's
+tensors lie in them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hotswap.engine.batch import Batch
+from hotswap.engine.config import ModelConfig
+from hotswap.engine.layers import DecoderLayer, RmsNorm
+from hotswap.engine.linear import Linear, empty_parameter, linear
+from hotswap.engine.rope import RotaryEmbedding
+from hotswap.weights.mapping import FusedPart, FusedRule
+
+__all__ = ["VOCAB_MULTIPLE", "CausalLm", "fused_rules", "padded_rows"]
+
+VOCAB_MULTIPLE = 64
+
+
+class Embedding(nn.Module):
+    """Token embeddings, ``weight`` ``[padded vocabulary x hidden]``."""
+
+    def __init__(
+        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.weight = empty_parameter(rows, columns, dtype=dtype, device=device)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``[tokens]`` int64 to ``[tokens x hidden]``."""
+        return functional.embedding(tokens, self.weight)
+
+
+class Decoder(nn.Module):
+    """Everything under ``model.`` in a checkpoint."""
+
+    def __init__(
+        self, config: ModelConfig, vocab_rows: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(vocab_rows, config.hidden_size, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, dtype=dtype, device=device)
+            for layer in range(config.num_layers)
+        )
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.rotary_emb = RotaryEmbedding(config.rope, config.head_dim, device=device)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """``[tokens x hidden]``, before the last norm."""
+        hidden: torch.Tensor = self.embed_tokens(batch.tokens)
+        rotation = self.rotary_emb(batch.positions, batch.lengths, dtype=hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, batch)
+        return hidden
+
+
+class CausalLm(nn.Module):
+    """The whole model. With a tied head ``lm_head.weight`` *is* the embedding's parameter.
+
+    The vocabulary is padded to a multiple of ``vocab_multiple`` rows, which stay
+    zero; padded logits are cut off.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        vocab_multiple: int = VOCAB_MULTIPLE,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        rows = -(-config.vocab_size // vocab_multiple) * vocab_multiple
+        self.model = Decoder(config, rows, dtype=dtype, device=device)
+        self.lm_head = Linear(
+            config.hidden_size,
+            0 if config.tie_word_embeddings else rows,
+            bias=False,
+            dtype=dtype,
+            device=device,
+        )
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, batch: Batch, *, every_row: bool = False) -> torch.Tensor:
+        """Logits ``[texts x vocabulary]`` float32 after each text's last token.
+
+        ``every_row`` gives those after each token. Stores keys and values, and
+        counts them in.
+        """
+        hidden = self.model(batch)
+        batch.advance()
+        if not every_row:
+            hidden = hidden[batch.ends]
+        vocabulary = self.lm_head.weight[: self.config.vocab_size]
+        return linear(self.model.norm(hidden), vocabulary).float()
+
+
+def fused_rules(config: ModelConfig) -> tuple[FusedRule, ...]:
+    """How the split names of a checkpoint lie in the fused parameters."""
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    inner = config.intermediate_size
+    return (
+        FusedRule(
+            fused="qkv_proj",
+            parts=(
+                FusedPart("q_proj", queries),
+                FusedPart("k_proj", keys),
+                FusedPart("v_proj", keys),
+            ),
+        ),
+        FusedRule(
+            fused="gate_up_proj",
+            parts=(FusedPart("gate_proj", inner), FusedPart("up_proj", inner)),
+        ),
+    )
+
+
+def padded_rows(model: CausalLm) -> dict[str, int]:
+    """Live names with more rows than a checkpoint has, and how many it has."""
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    rows = model.config.vocab_size
+    live = {name: model.get_parameter(name) for name in names}
+    return {name: rows for name, parameter in live.items() if parameter.shape[0] != rows}
