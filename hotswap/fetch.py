@@ -99,38 +99,42 @@ async def opened(
     """
     context = strategy.open(update, placement)
     what = f"{update.source!r} (strategy {update.strategy!r})"
-    with rejecting(f"opening {what}"):
-        stage = await context.__aenter__()
-    try:
-        yield stage
-    except Exception as error:
+    failure: BaseException | None = None
+    # Entered before the strategy's own scopes and task groups, which it stays open
+    # with, so that it may become their shield once they have to be left.
+    with anyio.CancelScope() as guard:
+        with rejecting(f"opening {what}"):
+            stage = await context.__aenter__()
         try:
-            await _leave(context, error)
-        except Exception:
-            _log.exception("releasing %s failed, after the update itself had failed", what)
-        raise
-    except BaseException as error:
-        # A strategy may be the one that cancelled us (a time limit, a failed task of
-        # its own); then it takes the cancellation back, and it was no cancellation.
-        with rejecting(f"holding {what}"):
-            if await _leave(context, error):
-                raise UpdateRejected(
-                    f"the strategy gave {what} up; send the update again"
-                ) from None
-        raise
-    with rejecting(f"releasing {what}"):
-        await _leave(context, None)
+            yield stage
+        except BaseException as error:
+            failure = error
+        guard.shield, guard.deadline = True, anyio.current_time() + RELEASE_S
+        await _leave(context, failure, what)
+    if guard.cancelled_caught:
+        raise failure or UpdateRejected(f"releasing {what} took longer than {RELEASE_S:g} s")
 
 
 async def _leave(
-    context: AbstractAsyncContextManager[Stage], error: BaseException | None
-) -> bool | None:
-    # In this task, for a strategy may keep a task group open; and not for ever.
-    with anyio.move_on_after(RELEASE_S, shield=True):
-        if error is None:
-            return await context.__aexit__(None, None, None)
-        return await context.__aexit__(type(error), error, error.__traceback__)
-    return None
+    context: AbstractAsyncContextManager[Stage], failure: BaseException | None, what: str
+) -> None:
+    if failure is None:
+        with rejecting(f"releasing {what}"):
+            await context.__aexit__(None, None, None)
+        return
+    args = type(failure), failure, failure.__traceback__
+    if isinstance(failure, Exception):
+        try:
+            await context.__aexit__(*args)
+        except Exception:
+            _log.exception("releasing %s failed, after the update itself had failed", what)
+        raise failure
+    # The strategy may be the one that cancelled us (a time limit, a failed task of its
+    # own). Then it takes the cancellation back, and the update has only been rejected.
+    with rejecting(f"holding {what}"):
+        if await context.__aexit__(*args):
+            raise UpdateRejected(f"{what} was given up by its strategy; send the update again")
+    raise failure
 
 
 class Buckets:

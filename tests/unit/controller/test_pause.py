@@ -1,0 +1,399 @@
+"""Pauses that drain, what overtakes them, and resumes."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import anyio
+import pytest
+
+from hotswap.controller import PauseReport
+from hotswap.errors import Busy, IllegalCommand, Overtaken, Paused
+from hotswap.state import Facts, State, Weights
+from hotswap.testing.rig import CANCELS, Rig, make_rig, update_from
+from hotswap.types import InFlightCounts, PauseMode
+
+MODES = list(PauseMode)
+WAIT, IN_PLACE, RETRACT, ABORT = (
+    PauseMode.WAIT,
+    PauseMode.IN_PLACE,
+    PauseMode.RETRACT,
+    PauseMode.ABORT,
+)
+
+
+async def start_draining(rig: Rig, requests: int = 2) -> asyncio.Task[PauseReport]:
+    """A pause(wait) that waits for ``requests``."""
+    rig.run_requests(requests)
+    pause = asyncio.ensure_future(rig.controller.pause(WAIT))
+    while rig.engine.modes != [WAIT]:
+        await anyio.lowlevel.checkpoint()
+    await until_settled()
+    assert not pause.done()
+    return pause
+
+
+async def until_settled() -> None:
+    """Let every task that can run do so."""
+    for _ in range(20):
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_pause_closes_the_gate_and_resume_opens_it(mode: PauseMode) -> None:
+    rig = make_rig()
+    async with rig.controller as controller:
+        report = await controller.pause(mode)
+        assert report == PauseReport(mode=mode, num_aborted=0)
+        assert controller.machine.facts == Facts(gate=mode)
+        assert controller.not_ready_reasons() == ["paused"]
+        rig.assert_rested()
+        await controller.resume()
+        assert controller.machine.facts == Facts()
+        assert controller.not_ready_reasons() == []
+        rig.assert_rested()
+    assert rig.engine.calls == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "aborted", "left"),
+    [
+        (ABORT, 3, InFlightCounts()),
+        (RETRACT, 0, InFlightCounts(waiting=3)),
+        (IN_PLACE, 0, InFlightCounts(running=3, holding_kv=3)),
+    ],
+)
+async def test_pause_treats_requests_as_its_mode_says(
+    mode: PauseMode, aborted: int, left: InFlightCounts
+) -> None:
+    rig = make_rig()
+    rig.run_requests(3)
+    report = await rig.controller.pause(mode)
+    assert report.num_aborted == aborted
+    assert rig.engine.in_flight == left
+
+
+async def test_admission_closes_at_once_and_opens_with_the_resume() -> None:
+    rig = make_rig()
+    await rig.controller.start()
+    pause = await start_draining(rig)
+    assert rig.controller.machine.state is State.SERVING
+    assert rig.controller.not_ready_reasons() == ["paused"]
+    with pytest.raises(Paused):
+        await rig.controller.admission.enter()
+    rig.engine.finish_requests()
+    assert (await pause).mode is WAIT
+    with pytest.raises(Paused):
+        await rig.controller.admission.enter()
+    await rig.controller.resume()
+    await rig.controller.admission.enter()
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+async def test_pausing_again_succeeds_and_the_stronger_mode_counts(
+    first: PauseMode, second: PauseMode
+) -> None:
+    rig = make_rig()
+    await rig.controller.pause(first)
+    rig.run_requests(1)  # frozen ones; nothing can finish them now
+    rig.engine.in_flight = InFlightCounts(running=1, holding_kv=1)
+    report = await rig.controller.pause(second)
+    stronger = max(first, second, key=lambda mode: mode.strength)
+    assert report.mode is stronger
+    assert rig.controller.machine.facts.gate is stronger
+    assert report.num_aborted == (1 if stronger is ABORT else 0)
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_pause_is_legal_while_the_weights_are_not_whole(mode: PauseMode) -> None:
+    rig = make_rig(facts=Facts(weights=Weights.TORN))
+    async with rig.controller as controller:
+        rig.run_requests(1)
+        await controller.pause(mode)
+        assert controller.machine.facts == Facts(weights=Weights.TORN, gate=mode)
+        with pytest.raises(IllegalCommand, match="not whole"):
+            await controller.resume()
+        assert controller.not_ready_reasons() == ["paused", "weights_not_whole"]
+        rig.assert_rested()
+
+
+async def test_resume_is_idempotent() -> None:
+    rig = make_rig()
+    await rig.controller.resume()
+    await rig.controller.resume()
+    assert rig.controller.machine.facts == Facts()
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("stronger", [IN_PLACE, RETRACT, ABORT])
+async def test_stronger_pause_takes_over_one_that_drains(stronger: PauseMode) -> None:
+    rig = make_rig()
+    first = await start_draining(rig)
+    second = await rig.controller.pause(stronger)
+    assert second == await first
+    assert second == PauseReport(mode=stronger, num_aborted=2 if stronger is ABORT else 0)
+    assert rig.controller.machine.facts == Facts(gate=stronger)
+    assert rig.engine.modes == [WAIT, stronger]
+    rig.assert_rested()
+
+
+async def test_strongest_of_several_wins() -> None:
+    rig = make_rig()
+    first = await start_draining(rig)
+    second = asyncio.ensure_future(rig.controller.pause(IN_PLACE))
+    third = asyncio.ensure_future(rig.controller.pause(ABORT))
+    reports = [await first, await second, await third]
+    assert {report.mode for report in reports} == {ABORT}
+    assert rig.controller.machine.facts.gate is ABORT
+    rig.assert_rested()
+
+
+async def test_weaker_pause_waits_for_the_one_that_drains() -> None:
+    rig = make_rig()
+    first = await start_draining(rig)
+    second = asyncio.ensure_future(rig.controller.pause(WAIT))
+    await until_settled()
+    assert not second.done()
+    rig.engine.finish_requests()
+    assert (await first, await second) == (PauseReport(mode=WAIT, num_aborted=0),) * 2
+    rig.assert_rested()
+
+
+async def test_resume_overtakes_a_pause_that_drains() -> None:
+    rig = make_rig()
+    pause = await start_draining(rig)
+    await rig.controller.resume()
+    await rig.controller.admission.enter()  # open already, not only once the pause has heard
+    with pytest.raises(Overtaken, match="overtaken by a resume") as caught:
+        await pause
+    assert caught.value.retryable
+    assert rig.controller.machine.facts == Facts()
+    assert rig.engine.in_flight.total == 2
+    rig.assert_rested()
+    assert rig.controller.counters.commands["pause", "overtaken"] == 1
+
+
+async def test_resume_overtakes_a_pause_that_has_not_yet_reached_the_engine() -> None:
+    rig = make_rig()
+    results = await asyncio.gather(
+        rig.controller.pause(ABORT), rig.controller.resume(), return_exceptions=True
+    )
+    assert isinstance(results[0], Overtaken)
+    assert results[1] is None
+    assert "pause" not in rig.engine.calls
+    assert rig.controller.machine.facts == Facts()
+    rig.assert_rested()
+
+
+async def test_resume_overtakes_a_stronger_pause_over_a_closed_gate_and_opens_it() -> None:
+    rig = make_rig()
+    await rig.controller.pause(IN_PLACE)
+    hold = rig.steps.hold("pause")
+    pause = asyncio.ensure_future(rig.controller.pause(ABORT))
+    await hold.arrived.wait()
+    await rig.controller.resume()
+    with pytest.raises(Overtaken):
+        await pause
+    assert rig.controller.machine.facts == Facts()
+    rig.assert_rested()
+
+
+async def test_resume_that_is_illegal_overtakes_nothing() -> None:
+    rig = make_rig(facts=Facts(weights=Weights.TORN))
+    async with rig.controller as controller:
+        hold = rig.steps.hold("pause")
+        pause = asyncio.ensure_future(controller.pause(ABORT))
+        await hold.arrived.wait()
+        with pytest.raises(IllegalCommand, match="full update"):
+            await controller.resume()
+        hold.release()
+        assert (await pause).mode is ABORT
+        rig.assert_rested()
+
+
+async def test_commands_that_wait_behind_a_drain_come_after_the_resume() -> None:
+    rig = make_rig()
+    pause = await start_draining(rig, requests=1)
+    update = asyncio.ensure_future(rig.controller.update(update_from("B")))
+    while rig.controller.queue.waiting < 1:
+        await anyio.lowlevel.checkpoint()
+    await rig.controller.resume()
+    with pytest.raises(Overtaken):
+        await pause
+    with pytest.raises(Exception, match="requests are in flight"):
+        await update
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("way", CANCELS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gate", [None, IN_PLACE])
+async def test_cancelled_pause_leaves_the_gate_as_it_was(
+    way: str, mode: PauseMode, gate: PauseMode | None
+) -> None:
+    at = 0
+    while True:
+        rig = make_rig()
+        if gate is not None:
+            await rig.controller.pause(gate)
+        before = rig.controller.machine.facts
+        if not await CANCELS[way](rig.steps, at, partial(rig.controller.pause, mode)):
+            break
+        await until_settled()
+        rig.assert_rested()
+        assert rig.controller.machine.facts == before
+        assert rig.controller.counters.commands["pause", "cancelled"] == 1
+        await rig.controller.pause(ABORT)
+        await rig.controller.resume()
+        rig.assert_rested()
+        at += 1
+    assert at >= 1
+
+
+async def test_cancelled_pause_reopens_admission() -> None:
+    rig = make_rig()
+    pause = await start_draining(rig)
+    pause.cancel()
+    await asyncio.wait([pause])
+    assert pause.cancelled()
+    assert rig.engine.in_flight.total == 2
+    await rig.controller.admission.enter()
+    rig.assert_rested()
+
+
+async def test_drain_goes_on_while_one_of_two_callers_stays() -> None:
+    for stays in ("weak", "strong"):
+        rig = make_rig()
+        weak = await start_draining(rig)
+        hold = rig.steps.hold("pause")
+        strong = asyncio.ensure_future(rig.controller.pause(RETRACT))
+        await hold.arrived.wait()
+        leaver, stayer = (strong, weak) if stays == "weak" else (weak, strong)
+        leaver.cancel()
+        await asyncio.wait([leaver])
+        assert leaver.cancelled()
+        with pytest.raises(Paused):
+            await rig.controller.admission.enter()
+        hold.release()
+        assert (await stayer).mode is RETRACT
+        assert rig.controller.machine.facts.gate is RETRACT
+        rig.assert_rested()
+
+
+async def test_caller_cancelled_again_while_its_pause_is_undone_waits_for_the_end() -> None:
+    rig = make_rig()
+    pause = await start_draining(rig)
+    hold = rig.steps.hold("resume")
+    pause.cancel()
+    await hold.arrived.wait()
+    pause.cancel()
+    await until_settled()
+    assert not pause.done()
+    hold.release()
+    await asyncio.wait([pause])
+    assert pause.cancelled()
+    rig.assert_rested()
+
+
+async def test_pause_cancelled_once_the_engine_has_stopped_has_taken_place() -> None:
+    rig = make_rig()
+    pause = await start_draining(rig)
+    rig.engine.finish_requests()
+    pause.cancel()  # as a reply is lost on its way
+    await asyncio.wait([pause])
+    assert pause.cancelled()
+    assert rig.controller.machine.facts == Facts(gate=WAIT)
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("gate", [None, RETRACT])
+async def test_failed_pause_leaves_the_gate_as_it_was(gate: PauseMode | None) -> None:
+    rig = make_rig()
+    if gate is not None:
+        await rig.controller.pause(gate)
+    before = rig.controller.machine.facts
+    rig.steps.fail("pause", RuntimeError("engine thread is gone"))
+    with pytest.raises(RuntimeError, match="engine thread is gone"):
+        await rig.controller.pause(ABORT)
+    assert rig.controller.machine.facts == before
+    rig.assert_rested()
+    assert rig.controller.counters.commands["pause", "failed"] == 1
+
+
+async def test_failed_pause_fails_everybody_who_joined_it() -> None:
+    rig = make_rig()
+    first = await start_draining(rig)
+    rig.steps.fail("pause", RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        await rig.controller.pause(ABORT)
+    with pytest.raises(RuntimeError, match="broken"):
+        await first
+    assert rig.controller.machine.facts == Facts()
+    rig.assert_rested()
+
+
+async def test_given_up_pause_whose_engine_fails_is_undone_all_the_same() -> None:
+    rig = make_rig()
+    hold = rig.steps.hold("pause")
+    pause = asyncio.ensure_future(rig.controller.pause(ABORT))
+    await hold.arrived.wait()
+    rig.steps.fail("resume", RuntimeError("will not resume"))
+    pause.cancel()
+    await asyncio.wait([pause])
+    assert pause.cancelled()
+    # The engine stands still, and the facts say so.
+    assert rig.controller.machine.state is State.PAUSED
+    rig.engine.forward = False
+    rig.assert_rested()
+    await rig.controller.resume()
+    rig.assert_rested()
+
+
+async def test_failed_resume_leaves_the_gate_closed_and_can_be_sent_again() -> None:
+    rig = make_rig()
+    await rig.controller.pause(RETRACT)
+    rig.steps.fail("resume", RuntimeError("not now"))
+    with pytest.raises(RuntimeError, match="not now"):
+        await rig.controller.resume()
+    assert rig.controller.machine.facts == Facts(gate=RETRACT)
+    rig.assert_rested()
+    await rig.controller.resume()
+    rig.assert_rested()
+    assert rig.controller.counters.commands["resume", "failed"] == 1
+
+
+@pytest.mark.parametrize("way", CANCELS)
+async def test_cancelled_resume_takes_effect_entirely(way: str) -> None:
+    rig = make_rig()
+    await rig.controller.pause(RETRACT)
+    assert await CANCELS[way](rig.steps, 0, rig.controller.resume)
+    assert rig.controller.machine.facts == Facts()
+    rig.assert_rested()
+
+
+async def test_pause_behind_a_long_command_is_busy_and_reopens_admission() -> None:
+    rig = make_rig(queue_wait_s=0)
+    hold = rig.steps.hold("commit")
+    update = asyncio.ensure_future(rig.controller.update(update_from("A")))
+    await hold.arrived.wait()
+    with pytest.raises(Busy, match="pause waited 0 s and swap still runs"):
+        await rig.controller.pause(ABORT)
+    assert not rig.controller.admission.closing
+    with pytest.raises(Busy):
+        await rig.controller.resume()
+    hold.release()
+    await update
+    rig.assert_rested()
+
+
+async def test_join_needs_a_start() -> None:
+    from hotswap.drain import Drain
+
+    drain = Drain(WAIT)
+    assert repr(drain) == "<Drain wait waiting=0>"
+    with pytest.raises(AssertionError, match="join before start"):
+        await drain.join()
