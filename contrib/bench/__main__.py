@@ -1,0 +1,53 @@
+"""``python -m contrib.bench [name ...]``: run benchmarks, print one table, judge it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from contrib.bench import health, memory, token_gap, updates
+from contrib.bench.results import Report, table
+
+_BENCHMARKS: Mapping[str, Callable[..., Report]] = {
+    "updates": updates.run,
+    "token_gap": token_gap.run,
+    "health": health.run,
+    "memory": memory.run,
+}
+
+
+def main() -> int:
+    """Exit status: 0 when every target is met, 1 otherwise."""
+    arguments = _arguments()
+    reports = []
+    for name in arguments.names or _BENCHMARKS:
+        print(f"bench: {name} ...", file=sys.stderr, flush=True)
+        report = _BENCHMARKS[name](rounds=arguments.rounds)
+        reports.append(report)
+        print(json.dumps({name: report.configuration}, indent=1), flush=True)
+    print(table(reports))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([one.as_json() for one in reports], indent=1) + "\n")
+    missed = [f"{one.name} {m.name}" for one in reports for m in one.measures if not m.passed]
+    for name in missed:
+        print(f"bench: target missed: {name}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m contrib.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(_BENCHMARKS))
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each kind (7)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample there")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(_BENCHMARKS))
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_BENCHMARKS)}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
