@@ -19,6 +19,7 @@ from hotswap.errors import (
     Overtaken,
     Paused,
     PluginError,
+    QueueFull,
     UpdateFailed,
     UpdateRejected,
     UpdateRolledBack,
@@ -28,7 +29,7 @@ from hotswap.errors import (
 if TYPE_CHECKING:
     from hotswap.controller import Controller
     from hotswap.engine import EmbeddedEngine
-    from hotswap.http import create_app
+    from hotswap.http import Kind, KindedRoute, create_app
     from hotswap.plugins import Plugins, load_plugins
     from hotswap.settings import Settings
     from hotswap.transaction import Transaction
@@ -55,6 +56,8 @@ __all__ = [
     "HotswapError",
     "IllegalCommand",
     "InFlight",
+    "Kind",
+    "KindedRoute",
     "LoadMode",
     "Manifest",
     "Overtaken",
@@ -63,6 +66,7 @@ __all__ = [
     "Placement",
     "PluginError",
     "Plugins",
+    "QueueFull",
     "Scope",
     "Settings",
     "TensorSpec",
@@ -84,6 +88,8 @@ _HOMES = {
     "Checkpoint": "hotswap.weights.checkpoint",
     "Controller": "hotswap.controller",
     "EmbeddedEngine": "hotswap.engine",
+    "Kind": "hotswap.http",
+    "KindedRoute": "hotswap.http",
     "LoadMode": "hotswap.types",
     "Manifest": "hotswap.types",
     "PauseMode": "hotswap.types",

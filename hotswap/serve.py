@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -28,6 +28,7 @@ from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
 from hotswap.http.served import Served
 from hotswap.plugins import Plugins, resolve_strategies
+from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings
 
 __all__ = ["StartError", "run", "take_port"]
@@ -82,12 +83,27 @@ def _model_directory(settings: Settings) -> Path:
 
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
-    async with (
-        _engine(settings, model) as engine,
-        _controller(engine, settings, plugins) as commands,
-    ):
-        app = create_app(commands, engine, settings, plugins=plugins)
-        await _listen(app, commands, settings, taken)
+    strategies = _strategies(settings, plugins)
+    async with _engine(settings, model) as engine:
+        controller = Controller(
+            engine,
+            strategies=strategies,
+            pre_read=plugins.pre_read,
+            changed=plugins.changed,
+            stamp=engine.stamp,
+            while_paused=settings.while_paused,
+            hold_s=settings.hold_s,
+        )
+        async with controller:
+            app = create_app(controller, engine, settings, plugins=plugins)
+            await _listen(app, controller, settings, taken)
+
+
+def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrategy]:
+    try:
+        return resolve_strategies(plugins, settings.plugin_options)
+    except HotswapError as error:
+        raise StartError(str(error)) from error
 
 
 @asynccontextmanager
@@ -103,22 +119,6 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
         raise StartError(f"cannot load {model}: {error}") from error
     async with engine:
         yield engine
-
-
-def _controller(engine: EmbeddedEngine, settings: Settings, plugins: Plugins) -> Controller:
-    try:
-        strategies = resolve_strategies(plugins, settings.plugin_options)
-    except HotswapError as error:
-        raise StartError(str(error)) from error
-    return Controller(
-        engine,
-        strategies=strategies,
-        pre_read=plugins.pre_read,
-        changed=plugins.changed,
-        stamp=engine.stamp,
-        while_paused=settings.while_paused,
-        hold_s=settings.hold_s,
-    )
 
 
 async def _listen(
@@ -155,6 +155,10 @@ def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:
     # hypercorn owns and closes the descriptor that it is given: give it one of its own.
     config.bind = [f"fd://{os.dup(taken.fileno())}"]
     config.accesslog = None
+    config.backlog = 1024
+    # Trainers keep a connection over the minutes between two updates.
+    config.keep_alive_timeout = 300
+    config.keep_alive_max_requests = 1_000_000
     config.loglevel = "WARNING"
     config.graceful_timeout = settings.graceful_s
     config.include_server_header = False

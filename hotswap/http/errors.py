@@ -20,9 +20,9 @@ from hotswap.http.routes import Kind
 __all__ = [
     "GR_TABLE",
     "ClientGone",
+    "EngineDown",
     "ErrorEnvelope",
     "NotFound",
-    "Overloaded",
     "PayloadTooLarge",
     "RequestError",
     "RequestInvalid",
@@ -59,10 +59,8 @@ class PayloadTooLarge(RequestError):
     """The body is longer than this server reads."""
 
 
-class Overloaded(RequestError):
-    """The queue is full."""
-
-    retryable = True
+class EngineDown(RequestError):
+    """The engine's own thread has ended; nothing can be generated any more."""
 
 
 class ShuttingDown(RequestError):
@@ -93,13 +91,14 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     RouteDisabled: Wire(status=403, code="route_disabled"),
     NotFound: Wire(status=404, code="not_found"),
     PayloadTooLarge: Wire(status=413, code="payload_too_large"),
-    Overloaded: Wire(status=429, code="overloaded"),
+    EngineDown: Wire(status=503, code="engine_not_running"),
     ShuttingDown: Wire(status=503, code="shutting_down"),
     errors.CommandError: Wire(status=409, code="conflict"),
     errors.IllegalCommand: Wire(status=409, code="conflict"),
     errors.InFlight: Wire(status=409, code="conflict"),
     errors.Busy: Wire(status=409, code="busy"),
     errors.Overtaken: Wire(status=409, code="overtaken"),
+    errors.QueueFull: Wire(status=429, code="overloaded"),
     errors.Paused: Wire(status=503, code="paused"),
     errors.WeightsNotWhole: Wire(status=503, code="weights_not_whole"),
     errors.UpdateRejected: Wire(status=400, code="validation_error"),
@@ -182,7 +181,7 @@ class ErrorEnvelope:
             wire = wire_of(error)
             if wire is _INTERNAL:
                 _log.exception("%s %s failed", scope["method"], scope["path"])
-            elif wire.status >= 500:
+            elif wire.status == 500:
                 _log.warning("%s %s: %s: %s", scope["method"], scope["path"], wire.code, error)
             reports = scope.get("hotswap.kind") in (Kind.UPDATE, Kind.CONTROL)
             await error_reply(error, wire=wire, reports_success=reports)(scope, receive, send)

@@ -11,7 +11,14 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import NotFound, RequestInvalid, ShuttingDown, error_body, wire_of
+from hotswap.http.errors import (
+    EngineDown,
+    NotFound,
+    RequestInvalid,
+    ShuttingDown,
+    error_body,
+    wire_of,
+)
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json, encode
@@ -91,6 +98,8 @@ class _Run:
         # No await from here to submit: the door may close at any await.
         if self._serving.requests.closed:
             raise ShuttingDown("the server is shutting down; send the request to another one")
+        if not self._serving.engine_alive:
+            raise EngineDown("the engine has ended; restart the server (its log says why)")
         try:
             generation = self._engine.submit(request)
         except ValueError as error:

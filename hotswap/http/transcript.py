@@ -123,4 +123,4 @@ def finish_reason(end: TokenChunk | None, num_tokens: int) -> dict[str, object] 
         case "abort":
             return {"type": "abort", "message": _ABORTED, "status_code": None, "err_type": None}
         case other:
-            return {"type": str(other), "message": "the engine failed; see the server's log"}
+            return {"type": other}

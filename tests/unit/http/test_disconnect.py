@@ -69,6 +69,59 @@ async def test_shielded_work_ends_and_its_result_counts() -> None:
     assert ended.is_set()
 
 
+async def test_other_messages_are_no_disconnect() -> None:
+    finish = anyio.Event()
+    messages: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        finish.set()
+        await anyio.sleep_forever()
+        raise AssertionError("never reached")
+
+    async def work() -> str:
+        await finish.wait()
+        return "done"
+
+    assert await until_disconnect(receive, work) == "done"
+
+
+async def test_a_client_that_leaves_while_it_sends_starts_nothing(serving: Any) -> None:
+    messages: list[Message] = [
+        {"type": "http.request", "body": b'{"mode": ', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/pause_generation", "headers": []}
+    await serving.app({**scope, "query_string": b""}, receive, send)
+
+    assert sent == []
+    assert serving.commands.calls == []
+
+
+async def test_a_reply_that_breaks_off_breaks_the_connection(serving: Any) -> None:
+    """Once a reply has begun, an error can only be shown by ending it badly."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("connection lost")
+
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
+    with pytest.raises(OSError, match="connection lost"):
+        await serving.app({**scope, "query_string": b""}, receive, send)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "command"),
     [

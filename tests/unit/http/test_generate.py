@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hotswap.errors import Paused, WeightsNotWhole
+from hotswap.errors import Paused, QueueFull, WeightsNotWhole
 from hotswap.seams import SamplingParams
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine
@@ -134,6 +134,20 @@ async def test_a_closed_door_is_a_503_at_once(
         "error": {"code": code, "message": str(refusal), "retryable": True, "status": 503}
     }
     assert serving.engine.generations == {}
+
+
+async def test_a_full_queue_is_a_429(serving: Any) -> None:
+    serving.commands.admission.refusal = QueueFull("9 requests wait already")
+    status, body = await serving.json("POST", "/generate", json={"text": "a"})
+
+    assert (status, body["error"]["code"], body["error"]["retryable"]) == (429, "overloaded", True)
+
+
+async def test_a_dead_engine_takes_no_request(serving: Any) -> None:
+    serving.engine.alive = False
+    status, body = await serving.json("POST", "/generate", json={"text": "a"})
+
+    assert (status, body["error"]["code"]) == (503, "engine_not_running")
 
 
 async def test_no_tokenizer_means_no_text(serve: Callable[..., Any]) -> None:

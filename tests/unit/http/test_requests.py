@@ -8,8 +8,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from hotswap.errors import HotswapError, PluginError
-from hotswap.http.errors import Overloaded, wire_of
+from hotswap.errors import HotswapError, PluginError, QueueFull
+from hotswap.http.errors import wire_of
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_every_error_has_a_row() -> None:
     for kind in shown:
         if kind.__module__.startswith("hotswap."):
             assert wire_of(kind("x")).code != "internal_error", kind
-    assert wire_of(Overloaded("full")).status == 429
+    assert wire_of(QueueFull("full")).status == 429
 
 
 async def test_the_app_works_under_a_prefix(serve: Any) -> None:

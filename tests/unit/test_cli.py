@@ -1,0 +1,187 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import hotswap
+from hotswap import __version__
+from hotswap import plugins as plugin_finding
+from hotswap.cli import main
+
+
+def run(*arguments: str) -> int | str | None:
+    """The exit code of ``hotswap ARGUMENTS``, whether returned or raised."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("HOTSWAP_", "GR_")) or name == "WEB_CONCURRENCY":
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"hotswap {__version__}\n"
+
+
+def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    shown = capsys.readouterr().out
+    assert "serve" in shown
+    assert "plugins" in shown
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("sevre") == 2
+    assert "sevre" in capsys.readouterr().err
+
+
+def test_help_of_serve_names_flags_and_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help") == 0
+    shown = capsys.readouterr().out
+    for text in ("--allow-weight-update", "HOTSWAP_ALLOW_WEIGHT_UPDATE", "--while-paused"):
+        assert text in shown
+
+
+def test_openmp_is_told_to_wait_passively_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Set and taken again, so that monkeypatch puts back what main sets.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    run("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    run("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_torch_is_not_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, hotswap, hotswap.cli, hotswap.settings\n"
+        "assert 'torch' not in sys.modules and 'starlette' not in sys.modules\n"
+        "assert set(hotswap.__all__) <= set(dir(hotswap))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_every_public_name_is_found_and_no_other() -> None:
+    for name in hotswap.__all__:
+        assert getattr(hotswap, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        _ = hotswap.Nope
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "--model is missing"),
+        (("--model", "/nonexistent/model"), "/nonexistent/model is missing"),
+        (("--model", __file__), "is a file"),
+        (("--model", ".", "--workers", "2"), "--workers is 2, wanted 1"),
+        (("--model", ".", "--load-mode", "fast"), "--load-mode is fast"),
+        (("--model", ".", "--port", "70000"), "--port is 70000"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hotswap serve: ")
+    assert named in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--port", "http"), ("--no-such-flag",)])
+def test_a_bad_flag_is_exit_code_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", ".", *arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_many_workers_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", "2")
+
+    assert run("serve", "--model", ".") == 2
+    assert "WEB_CONCURRENCY is 2" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run("serve", "--model", str(tmp_path), "--port", str(port)) == 1
+
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(f"hotswap serve: cannot listen on 127.0.0.1:{port}: ")
+    assert "Traceback" not in error
+
+
+def test_a_directory_without_a_model_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--port", "0") == 1
+
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(f"hotswap serve: cannot load {tmp_path}: ")
+    assert "Traceback" not in error
+
+
+def test_plugins_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plugins", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) == {"plugins", "refused"}
+    for plugin in shown["plugins"]:
+        assert set(plugin) == {"name", "version", "module", "hooks", "strategies"}
+
+
+def test_plugins_that_were_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = EntryPoint(name="broken", value="hotswap_no_such_module", group="hotswap")
+    monkeypatch.setattr(plugin_finding, "entry_points", lambda group: [refused])
+
+    assert run("plugins") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("refused  ")
+    assert "hotswap_no_such_module" in shown
+
+
+def test_no_plugins_at_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_finding, "entry_points", lambda group: [])
+
+    assert run("plugins") == 0
+    assert "hotswap-disk" in capsys.readouterr().out
+
+
+def test_plugins_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    run("plugins", "--json")
+    names = [plugin["name"] for plugin in json.loads(capsys.readouterr().out)["plugins"]]
+
+    assert run("plugins") == 0
+    shown = capsys.readouterr().out
+    assert shown.strip()
+    for name in names:
+        assert f"loaded   {name} " in shown
