@@ -59,7 +59,7 @@ def fill_jobs(out: torch.Tensor, payload: Payload, *, part: tuple[slice, ...] = 
     if isinstance(payload, torch.Tensor):
         return _copy_jobs(out, payload.detach()[part])
     if isinstance(payload, PieceReadable) and out.is_contiguous() and not part:
-        return _piece_jobs(out.view(-1), payload)
+        return _piece_jobs(_flat(out), payload)
     return [partial(_read_whole, out, payload, part)]
 
 
@@ -73,12 +73,17 @@ def equal_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    array: np.ndarray[tuple[int], np.dtype[np.uint8]] = tensor.view(-1).view(torch.uint8).numpy()
+    array: np.ndarray[tuple[int], np.dtype[np.uint8]] = _flat(tensor).view(torch.uint8).numpy()
     return array
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a contiguous tensor. view(-1) of a lone one may keep an odd stride."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def _copy_jobs(out: torch.Tensor, source: torch.Tensor) -> list[Job]:
-    if out.dtype == source.dtype and _is_flat(out) and _is_flat(source):
+    if out.dtype == source.dtype and _is_plain_memory(out) and _is_plain_memory(source):
         to, come = _bytes(out), _bytes(source)
         return [
             partial(np.copyto, to[at : at + PIECE_BYTES], come[at : at + PIECE_BYTES])
@@ -88,7 +93,7 @@ def _copy_jobs(out: torch.Tensor, source: torch.Tensor) -> list[Job]:
     return [partial(_copy_quietly, to, come) for to, come in _cut(out, source, piece)]
 
 
-def _is_flat(tensor: torch.Tensor) -> bool:
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
     # Lazy conjugates and negatives (imag of a conjugate) are not what their bytes say.
     plain = not (tensor.is_conj() or tensor.is_neg())
     return plain and tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -116,7 +121,7 @@ def _copy_quietly(out: torch.Tensor, source: torch.Tensor) -> None:
         out.copy_(source)
         return
     if out.is_contiguous() and source.is_contiguous():
-        out, source = out.view(-1), source.view(-1)
+        out, source = _flat(out), _flat(source)
     for to, come in _cut(out, source, _GRAIN):
         to.copy_(come)
 
@@ -147,7 +152,7 @@ def _read_whole(out: torch.Tensor, payload: Readable, part: tuple[slice, ...]) -
     spec = payload.spec
     as_is = out.dtype == spec.dtype and out.is_contiguous() and not part
     if as_is and out.device.type == "cpu":
-        payload.read_into(out)
+        payload.read_into(_flat(out).view(spec.shape))
         return
     with Memory(spec.size_bytes) as memory:
         scratch = memory.tensor(0, TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape))
