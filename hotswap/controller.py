@@ -82,7 +82,7 @@ class Controller:
         self._changed_hooks = tuple(changed)
         self.queue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
-        self._cancellable: set[anyio.CancelScope] = set()
+        self._updates: dict[anyio.CancelScope, anyio.Event] = {}
         self._started = False
         self._closing = False
         self.machine = Machine(facts)
@@ -151,11 +151,13 @@ class Controller:
         """
         self._closing = True
         self.admission.shut()
-        for scope in self._cancellable:
+        for scope in self._updates:
             scope.cancel()
         if self._drain is not None:
             self._drain.overtake("the shutdown")
         await self.queue.close()
+        for ended in tuple(self._updates.values()):
+            await ended.wait()
 
     async def pause(self, mode: PauseMode) -> PauseReport:
         """Stop forward passes, and requests in flight as ``mode`` says.
@@ -225,11 +227,12 @@ class Controller:
         if self._closing:
             raise shutting_down
         with anyio.CancelScope() as scope:
-            self._cancellable.add(scope)
+            ended = self._updates[scope] = anyio.Event()
             try:
                 return await self._pipeline.run(attempt)
             finally:
-                self._cancellable.discard(scope)
+                del self._updates[scope]
+                ended.set()
         raise shutting_down
 
     def _count(self, attempt: Attempt, outcome: str) -> None:
@@ -297,7 +300,7 @@ class Controller:
             try:
                 hook(change)
             except Exception:
-                _log.exception("a changed hook failed on %s", change)
+                _log.exception("a changed hook failed on: %s", _line(change))
 
 
 def _line(change: Change) -> str:

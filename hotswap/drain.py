@@ -42,6 +42,8 @@ class Drain:
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``work``, which calls :meth:`stop`, in the drain's own task."""
         self._task = asyncio.get_running_loop().create_task(work())
+        # Whoever waits raises it; once nobody waits it is nobody's, and no accident.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def stop(self, engine: Engine, *, at_least: PauseMode) -> None:
         """Pause the engine, with a stronger mode as soon as one is asked for.
@@ -99,8 +101,6 @@ class Drain:
                     await asyncio.wait([task])
                 except asyncio.CancelledError:
                     continue
-        if not task.cancelled():
-            task.exception()
 
     def _overtaken(self) -> Overtaken:
         by = self._overtaken_by or "nobody, all who waited for it having left"

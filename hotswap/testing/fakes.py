@@ -85,6 +85,10 @@ class Steps:
         """Raise ``error`` in the ``at``-th call of ``name`` from now."""
         self._failures[name, self._counts.get(name, 0) + at] = error
 
+    def forget_failures(self) -> None:
+        """Let every call that has not failed yet succeed."""
+        self._failures.clear()
+
     def hold(self, name: str) -> Hold:
         """Keep the next call of ``name`` open until the Hold is released."""
         hold = Hold()

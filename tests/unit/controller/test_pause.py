@@ -10,7 +10,7 @@ import pytest
 
 from hotswap.controller import PauseReport
 from hotswap.errors import Busy, IllegalCommand, Overtaken, Paused
-from hotswap.state import Facts, State, Weights
+from hotswap.state import Facts, Kv, State, Weights
 from hotswap.testing.rig import CANCELS, Rig, make_rig, update_from
 from hotswap.types import InFlightCounts, PauseMode
 
@@ -98,8 +98,7 @@ async def test_pausing_again_succeeds_and_the_stronger_mode_counts(
 ) -> None:
     rig = make_rig()
     await rig.controller.pause(first)
-    rig.run_requests(1)  # frozen ones; nothing can finish them now
-    rig.engine.in_flight = InFlightCounts(running=1, holding_kv=1)
+    rig.run_requests(1)  # frozen ones: nothing can finish them now
     report = await rig.controller.pause(second)
     stronger = max(first, second, key=lambda mode: mode.strength)
     assert report.mode is stronger
@@ -118,6 +117,15 @@ async def test_pause_is_legal_while_the_weights_are_not_whole(mode: PauseMode) -
         with pytest.raises(IllegalCommand, match="not whole"):
             await controller.resume()
         assert controller.not_ready_reasons() == ["paused", "weights_not_whole"]
+        rig.assert_rested()
+
+
+async def test_resume_while_asleep_is_remembered() -> None:
+    rig = make_rig(facts=Facts(kv=Kv.RELEASED, gate=RETRACT))
+    async with rig.controller as controller:
+        await controller.resume()
+        assert controller.machine.facts == Facts(kv=Kv.RELEASED)
+        assert "resume" not in rig.engine.calls
         rig.assert_rested()
 
 
@@ -149,6 +157,18 @@ async def test_strongest_of_several_wins() -> None:
     reports = [await first, await second, await third]
     assert {report.mode for report in reports} == {ABORT}
     assert rig.controller.machine.facts.gate is ABORT
+    rig.assert_rested()
+
+
+async def test_stronger_pause_that_comes_as_the_engine_stops_is_applied_too() -> None:
+    rig = make_rig()
+    first = await start_draining(rig)
+    rig.engine.finish_requests()  # the drain has what it waits for, and has not run yet
+    rig.run_requests(1)
+    rig.engine.finish_requests()
+    second = await rig.controller.pause(ABORT)
+    assert (await first).mode is second.mode is ABORT
+    assert rig.engine.modes == [WAIT, ABORT]
     rig.assert_rested()
 
 

@@ -24,7 +24,7 @@ from hotswap.state import Facts, State, Weights
 from hotswap.testing.fakes import FakeEngine, FakeStage, Steps, fake_weights
 from hotswap.testing.rig import Rig, make_rig, update_from
 from hotswap.transaction import Transaction
-from hotswap.types import LoadMode, PauseMode, Placement, Update, WeightStamp
+from hotswap.types import Bucket, LoadMode, PauseMode, Placement, Update, WeightStamp
 
 STAGED, DIRECT = LoadMode.STAGED, LoadMode.DIRECT
 GATES = [None, PauseMode.RETRACT]
@@ -279,6 +279,27 @@ async def test_update_that_was_rolled_back_leaves_all_as_before(
         with pytest.raises(UpdateRolledBack, match="taken back"):
             await rig.controller.update(update_from("B", version="2"))
     assert outcomes(rig) == {"committed": 1, "rolled_back": 1}
+    await assert_as_before(rig, None)
+
+
+class Gathering(Transaction):
+    """A direct transaction that has to see every bucket before it may write one."""
+
+    async def write(self, bucket: Bucket) -> None:
+        assert not self.touched
+
+
+async def test_direct_source_that_breaks_before_anything_was_written_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = await whole_rig(None)
+    with monkeypatch.context() as patch:
+        patch.setattr("hotswap.update_pipeline.Transaction", Gathering)
+        rig.steps.fail("bucket", OSError("short read"), at=1)
+        with pytest.raises(UpdateRejected, match="short read") as caught:
+            await rig.controller.update(update_from("B", version="2", mode=DIRECT))
+        assert isinstance(caught.value.__cause__, OSError)
+    assert outcomes(rig) == {"committed": 1, "rejected": 1}
     await assert_as_before(rig, None)
 
 
