@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
 from hotswap.seams import Engine, Plan
 from hotswap.types import Bucket, LoadMode, Payload, WeightStamp
 from hotswap.weights.delivery import Delivery
+from hotswap.weights.plan import CheckedPlan
 from hotswap.weights.staging import Staging
+from hotswap.weights.ties import check_ties, reject_unequal
 
 __all__ = ["Transaction", "TransactionOutcome"]
 
@@ -202,25 +205,17 @@ class Transaction:
             raise self._failed(error) from error
 
     async def _check_held_ties(self) -> None:
-        tied = [
-            item for item in self._held if any(item[0] in names for names in self._delivery.ties)
-        ]
-        specs = {name: self._delivery.specs[name] for name, _ in tied}
-        with _source_faults(), closing(Staging(specs.values())) as scratch:
-            await scratch.fill(tied, specs)
-            await self._check_ties(scratch)
+        with _source_faults():
+            if isinstance(self._plan, CheckedPlan):
+                await anyio.to_thread.run_sync(check_ties, self._plan, dict(self._held))
+        self._ties_checked = True
 
     async def _check_ties(self, staging: Staging) -> None:
         """Once all tied names are there: compare them, and keep one of each group."""
         if self._ties_checked or self._delivery.awaits_ties:
             return
         for first, *others in self._delivery.ties:
-            unequal = await staging.unequal(first, others)
-            if unequal:
-                raise UpdateRejected(
-                    f"{first} and {', '.join(unequal)} are one tensor in the live model (tied), "
-                    "and the source has different values for them; send one, or equal ones"
-                )
+            reject_unequal(first, await staging.unequal(first, others))
         staging.forget(self._delivery.copies)
         self._ties_checked = True
 
