@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from contrib.demo.failed import DemoFailed
+from contrib.demo.quiet import quiet_environment
 
 FOLDER = Path(".demo")
 NEEDED = ("accelerate", "gguf", "hotswap_disk", "httpx", "rich", "torch", "transformers")
@@ -18,6 +19,7 @@ NEEDED = ("accelerate", "gguf", "hotswap_disk", "httpx", "rich", "torch", "trans
 def main() -> int:
     """0 when the proof holds; 1 when it does not, or when something is missing."""
     arguments = _parse()
+    quiet_environment()
     failure = ""
     try:
         return _run(arguments)
@@ -46,7 +48,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument(
-        "--seconds", type=float, default=8.0, help="how long to generate between swaps"
+        "--seconds", type=float, default=4.0, help="how long to generate between swaps"
     )
     parser.add_argument("--prepare", action="store_true", help="make the checkpoints and stop")
     return parser.parse_args()

@@ -20,6 +20,7 @@ __all__ = ["Display"]
 
 REFRESH_S = 0.25
 LINE_S = 2.0
+RATE_S = 2.0
 
 
 class Display:
@@ -82,16 +83,16 @@ class Display:
             self._state = "no answer"
             return
         self._state = str(status["state"])
-        self._version = str(status["weights"]["weight_version"])
+        self._version = status["weights"]["weight_version"] or "boot"
         now, (then, tokens) = time.perf_counter(), self._seen
-        if now - then >= 1.0:
+        if now - then >= RATE_S:
             self._rate = (self._load.tokens - tokens) / (now - then)
             self._seen = (now, self._load.tokens)
 
     def _line(self) -> str:
         load = self._load
         return (
-            f"{self._state:<9} version {self._version:<8} {self._rate:5.0f} tokens/s  "
+            f"{self._state:<9} version {self._version:<4} {self._rate:5.0f} tokens/s  "
             f"requests: {len(load.streams)} open, {load.done} done, {load.aborted} aborted, "
             f"{len(load.lost)} lost  blackout: {self._blackout}"
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import torch
 
 from contrib.demo.client import Client
 from contrib.demo.quiet import quiet_transformers
@@ -26,7 +25,7 @@ __all__ = [
     "transformers_tokens",
 ]
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 
 PROMPTS = (
     "The capital of France is",
@@ -121,22 +120,19 @@ def transformers_tokens(directory: Path, dtype: str, device: str) -> dict[str, l
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
     model = model.to(device).eval()
-    stops = model.generation_config.eos_token_id
-    ends = set(stops) if isinstance(stops, list) else {stops}
-    with torch.inference_mode():
-        return {prompt: _greedy(model, tokenizer(prompt)["input_ids"], ends) for prompt in PROMPTS}
-
-
-def _greedy(model: Any, prompt: list[int], ends: set[int | None]) -> list[int]:
-    """The likeliest token, again and again, up to and with an end-of-sequence token."""
-    chosen: list[int] = []
-    step = torch.tensor([prompt], device=model.device)
-    cache = None
-    while len(chosen) < NEW_TOKENS and (not chosen or chosen[-1] not in ends):
-        reply = model(input_ids=step, past_key_values=cache, use_cache=True)
-        cache = reply.past_key_values
-        step = reply.logits[:, -1].argmax(dim=-1, keepdim=True)
-        chosen.append(int(step))
+    # What a checkpoint's generation_config.json prefers is not greedy decoding.
+    greedy = transformers.GenerationConfig(
+        do_sample=False,
+        repetition_penalty=1.0,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=model.generation_config.eos_token_id,
+        pad_token_id=0,
+    )
+    chosen: dict[str, list[int]] = {}
+    for prompt in PROMPTS:
+        given = tokenizer(prompt, return_tensors="pt").to(device)
+        output = model.generate(**given, generation_config=greedy)
+        chosen[prompt] = output[0, given["input_ids"].shape[1] :].tolist()
     return chosen
 
 

@@ -78,7 +78,7 @@ class Scenario:
         return load
 
     def _planned(self) -> Sequence[Swap]:
-        four, one = "pause, flush, update, continue", "one call"
+        four, one = "four calls", "one call"
         return [
             Swap(directory=self.b, version="B", way=in_four_calls, title=f"A to B, {four}"),
             Swap(directory=self.a, version="A", way=in_four_calls, title=f"B to A, {four}"),
@@ -90,11 +90,11 @@ class Scenario:
         display.phase(f"swap {swap.title}")
         load.forget_gaps()
         reply = await swap.way(client, swap.directory, swap.version)
-        await anyio.sleep(self.seconds / 2)
+        await load.everyone_moved()
         blackout_ms = load.longest_gap_ms
         display.blackout(blackout_ms)
         evidence = await collect(client)
-        await anyio.sleep(self.seconds / 2)
+        await anyio.sleep(self.seconds)
         self.swaps.append(
             SwapResult(
                 title=swap.title,

@@ -15,6 +15,9 @@ from contrib.demo.failed import DemoFailed
 
 __all__ = ["PROMPTS", "Load", "Span", "Stream"]
 
+# How long a stream may take to its first token after a swap before nobody waits for it.
+MOVED_S = 30.0
+
 PROMPTS = (
     "The best way to learn is",
     "My name is",
@@ -29,7 +32,7 @@ PROMPTS = (
     "The doctor told me that",
 )
 
-SAMPLING: dict[str, Any] = {"max_new_tokens": 96, "temperature": 0.7, "top_p": 0.95}
+SAMPLING: dict[str, Any] = {"max_new_tokens": 64, "temperature": 0.7, "top_p": 0.95}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Stream:
         spans = meta["weight_versions"]
         self.crossed += len(spans) > 1
         for span in spans:
-            self._add_span(str(span["version"]), span["end"] - span["start"])
+            self._add_span(span["version"] or "boot", span["end"] - span["start"])
 
     def _add_span(self, version: str, tokens: int) -> None:
         if self.spans and self.spans[-1].version == version:
@@ -102,6 +105,7 @@ class Load:
         self.streams = [Stream(number) for number in range(count)]
         self._client = client
         self._stopping = False
+        self._news = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<Load of {len(self.streams)} streams, {self.tokens} tokens>"
@@ -136,6 +140,13 @@ class Load:
         for stream in self.streams:
             stream.longest_gap_s = 0.0
 
+    async def everyone_moved(self) -> None:
+        """Return once every stream has had a token after this call, or after a bound."""
+        before = [stream.tokens for stream in self.streams]
+        with anyio.move_on_after(MOVED_S):
+            while not all(s.tokens > old for s, old in zip(self.streams, before, strict=True)):
+                await self._news.wait()
+
     def stop(self) -> None:
         """Send no further request; ``run`` returns when those in flight have ended."""
         self._stopping = True
@@ -165,10 +176,15 @@ class Load:
             if "error" in event:
                 raise DemoFailed(str(event["error"].get("message", event["error"])))
             seen = stream.token_event(event, seen)
+            self._tell()
             meta = event["meta_info"]
         if meta is None:
             raise DemoFailed("the stream closed without an event")
         stream.end(meta)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
 
     def _sum(self, value: Callable[[Stream], int]) -> int:
         return sum(value(stream) for stream in self.streams)

@@ -15,7 +15,7 @@ from contrib.demo.streams import Load, Stream
 
 __all__ = ["SwapResult", "show_summary"]
 
-SENTENCE_WIDTH = 100
+SENTENCE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,12 @@ def _costs(console: Console, swaps: Sequence[SwapResult]) -> None:
             f"{reply['bytes'] / 1e6:.0f}",
         )
     console.print(table)
-    console.print("  blackout_ms: the longest silence between two tokens of a stream\n")
+    console.print(
+        "  four calls: pause (retract), flush, update, continue: the client's fence is around the\n"
+        "  reading of the checkpoint too. one call: update with pause_mode retract: it is read\n"
+        "  while they run. blackout_ms: the longest silence between two tokens of a stream.\n",
+        highlight=False,
+    )
 
 
 def _spans(console: Console, streams: Sequence[Stream]) -> None:
