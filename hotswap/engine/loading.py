@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.types import Scope
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
+from hotswap.weights.ties import check_ties
 
 __all__ = [
     "LoadedModel",
@@ -97,6 +99,7 @@ def load_model(
             vocab_multiple=vocab_multiple,
         )
         plan = loaded.target.plan(checkpoint.manifest, Scope.FULL)
+        check_ties(plan, dict(chain.from_iterable(checkpoint.buckets())))
         for bucket in checkpoint.buckets():
             loaded.target.write(plan, bucket)
     loaded.target.finish()

@@ -37,19 +37,31 @@ class FileTensor:
         Raises: OSError naming file and tensor when not every byte can be delivered;
         ValueError when ``out`` is not what the tensor needs.
         """
-        self._check(out)
-        if not self._spec.size_bytes:
+        if tuple(out.shape) != self._spec.shape or not out.is_contiguous():
+            raise ValueError(
+                f"{self._spec} cannot be read into {list(out.shape)} with strides "
+                f"{list(out.stride())} (contiguous memory of the same shape is wanted)"
+            )
+        self.read_piece(out.view(-1), 0)
+
+    def read_piece(self, out: torch.Tensor, start: int) -> None:
+        """Fill 1-D ``out`` with row-major elements from ``start`` on; as ``read_into``."""
+        self._check(out, start)
+        if not out.numel():
             return
-        flat = out.detach().reshape(-1).view(torch.uint8)
+        # numpy sees bytes where torch may refuse to (one element with an odd stride).
+        view = out.detach().as_strided((out.numel(),), (1,)).view(torch.uint8)
         try:
-            self._file.read_at(self._offset, flat.numpy().data)
+            self._file.read_at(self._offset + start * self._spec.dtype.itemsize, view.numpy().data)
         except OSError as error:
             raise OSError(error.errno, f"tensor {self._spec.name!r}: {error}") from error
 
-    def _check(self, out: torch.Tensor) -> None:
-        fits = (tuple(out.shape), out.dtype) == (self._spec.shape, self._spec.dtype)
-        if not fits or out.device.type != "cpu" or not out.is_contiguous():
+    def _check(self, out: torch.Tensor, start: int) -> None:
+        inside = start >= 0 and start + out.numel() <= self._spec.numel
+        plain = out.dim() == 1 and out.device.type == "cpu" and out.is_contiguous()
+        if not inside or not plain or out.dtype != self._spec.dtype:
             raise ValueError(
-                f"{self._spec} cannot be read into {list(out.shape)} {out.dtype} on {out.device} "
-                "(contiguous CPU memory of the same shape and dtype is wanted)"
+                f"{self._spec} cannot be read from element {start} into {list(out.shape)} "
+                f"{out.dtype} on {out.device} (contiguous CPU memory of the same dtype, within "
+                "the tensor, is wanted)"
             )

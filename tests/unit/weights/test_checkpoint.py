@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from hotswap.errors import UpdateRejected
 from hotswap.types import Payload, Readable
 from hotswap.weights.checkpoint import Checkpoint
+from hotswap.weights.pieces import PieceReadable
 from hotswap.weights.safetensors_header import DTYPES
 
 Tensors = dict[str, torch.Tensor]
@@ -217,7 +218,7 @@ def test_a_file_tensor_refuses_memory_that_does_not_fit(tmp_path: Path) -> None:
         [[(_, payload)]] = checkpoint.buckets()
         assert isinstance(payload, Readable)
         for out in wrong.values():
-            with pytest.raises(ValueError, match=r"w \[2, 3\] float32 cannot be read into"):
+            with pytest.raises(ValueError, match=r"w \[2, 3\] float32 cannot be read (from|into)"):
                 payload.read_into(out)
 
 
@@ -232,3 +233,21 @@ def test_a_parameter_and_a_slice_are_filled_in_place(tmp_path: Path) -> None:
         payload.read_into(fused[1:3])
     assert torch.equal(parameter.detach(), torch.arange(6.0).reshape(2, 3))
     assert fused.tolist() == [[0, 0, 0], [0, 1, 2], [3, 4, 5], [0, 0, 0]]
+
+
+def test_a_piece_is_a_run_of_elements_and_stays_within_the_tensor(tmp_path: Path) -> None:
+    values = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    directory = save(tmp_path, {"model.safetensors": {"a": torch.ones(5), "w": values}})
+    with Checkpoint.open(directory) as checkpoint:
+        payload = dict(item for bucket in checkpoint.buckets() for item in bucket)["w"]
+        assert isinstance(payload, PieceReadable)
+        out = torch.zeros(12, dtype=torch.bfloat16)
+        for start in (8, 0, 4):
+            payload.read_piece(out[start : start + 4], start)
+        assert torch.equal(out, values.view(-1))
+        for start in (-1, 9):
+            with pytest.raises(ValueError, match=f"from element {start}"):
+                payload.read_piece(torch.empty(4, dtype=torch.bfloat16), start)
+        odd_stride = torch.empty(2, 7, dtype=torch.bfloat16)[:1, 0]
+        payload.read_piece(odd_stride, 11)
+        assert odd_stride.item() == 11
