@@ -234,10 +234,12 @@ class FakeStage:
         steps: Steps,
         per_bucket: int = 1,
         promised: Manifest | None = None,
+        before_bucket: Callable[[], None] | None = None,
     ) -> None:
         self._weights = dict(weights)
         self._steps = steps
         self._per_bucket = per_bucket
+        self._before_bucket = before_bucket
         self.manifest = promised or Manifest.of(_spec(n, t) for n, t in weights.items())
         self.open = True
 
@@ -246,6 +248,8 @@ class FakeStage:
         items = list(self._weights.items())
         for start in range(0, len(items), self._per_bucket):
             assert self.open, "the stage was read after it had been released"
+            if self._before_bucket is not None:
+                self._before_bucket()
             self._steps.failure("bucket")
             yield items[start : start + self._per_bucket]
 
@@ -255,12 +259,14 @@ class FakeStrategy:
     """Opens a :class:`FakeStage` on whatever ``sources`` has under the update's source.
 
     ``entered`` and ``left`` count; equal numbers mean that nothing is held.
+    ``before_bucket`` is called on the worker thread that reads, before each bucket.
     """
 
     sources: Mapping[str, Mapping[str, Payload]]
     steps: Steps = field(default_factory=Steps)
     per_bucket: int = 1
     promised: Manifest | None = None
+    before_bucket: Callable[[], None] | None = None
     entered: int = 0
     left: int = 0
     seen: list[tuple[Update, Placement]] = field(default_factory=list)
@@ -287,6 +293,7 @@ class _Opening:
             steps=strategy.steps,
             per_bucket=strategy.per_bucket,
             promised=strategy.promised,
+            before_bucket=strategy.before_bucket,
         )
         strategy.entered += 1
         return self._stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
@@ -62,12 +63,19 @@ async def assert_done(rig: Rig, before: Facts) -> None:
 
 @pytest.mark.parametrize("way", CANCELS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize(
+    ("gate", "pause_mode"),
+    [
+        (None, PauseMode.RETRACT),
+        (PauseMode.IN_PLACE, PauseMode.RETRACT),
+        (PauseMode.IN_PLACE, None),  # no await is left between the staging and the writes
+    ],
+)
 async def test_update_cancelled_at_every_await(
-    way: str, mode: LoadMode, gate: PauseMode | None
+    way: str, mode: LoadMode, gate: PauseMode | None, pause_mode: PauseMode | None
 ) -> None:
     """Before the first write all is undone; from there on all is done."""
-    update = update_from("B", version="2", mode=mode, pause_mode=PauseMode.RETRACT)
+    update = update_from("B", version="2", mode=mode, pause_mode=pause_mode)
     undone = done = 0
     for at in count():
         rig = await whole_rig(gate)
@@ -87,9 +95,10 @@ async def test_update_cancelled_at_every_await(
         assert report.stamp.epoch == rig.controller.stamp.epoch
         assert rig.engine.values() == {1.0}
         rig.assert_rested()
-    # Staged: open, close, pause | write, commit, flush, resume. A pause that is there
-    # already costs the two of pause and resume, and in_place asks for retract anyway.
-    assert undone >= 2
+    # Staged: open, close, pause | write, commit, flush, resume; under a pause without
+    # the resume, and without the pause unless it is a stronger one. Direct: close is last.
+    order = [*(["open", "close"] if mode is LoadMode.STAGED else ["open"])]
+    assert undone == len(order) + (pause_mode is not None)
     assert done >= 3
 
 
@@ -118,6 +127,45 @@ async def test_update_that_is_cancelled_and_fails_is_torn(
     await rig.controller.update(update_from("B", version="3"))
     assert rig.controller.machine.facts == Facts()
     assert rig.engine.values() == {2.0}
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize("way", CANCELS)
+async def test_direct_update_cancelled_while_its_first_bucket_is_read(way: str) -> None:
+    """The reader has ended and the engine runs again before the caller leaves."""
+    rig = await whole_rig(None)
+    rig.engine.in_flight = InFlightCounts()
+    reading, go = anyio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    scope = anyio.CancelScope()
+
+    def wait() -> None:
+        loop.call_soon_threadsafe(reading.set)
+        go.wait()
+
+    rig.strategy.before_bucket = wait
+
+    async def call() -> None:
+        with scope:
+            await rig.controller.update(update_from("B", mode=LoadMode.DIRECT))
+
+    task = asyncio.ensure_future(call())
+    await reading.wait()
+    hold = rig.steps.hold("resume")
+    cancel = scope.cancel if way == "scope" else task.cancel
+    cancel()
+    await settle()
+    assert not task.done()
+    go.set()
+    await hold.arrived.wait()
+    task.cancel()  # again, while the pause is being undone
+    await settle()
+    assert not task.done()
+    hold.release()
+    await asyncio.wait([task])
+    assert rig.engine.calls == ["pause", "resume"]
+    await assert_undone(rig, Facts())
     rig.assert_rested()
 
 
