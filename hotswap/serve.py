@@ -26,6 +26,7 @@ from hotswap.controller import Controller
 from hotswap.engine import EmbeddedEngine
 from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
+from hotswap.http.closed_connections import close_when_clients_do
 from hotswap.http.served import Served
 from hotswap.plugins import Plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
@@ -53,6 +54,8 @@ def run(settings: Settings, plugins: Plugins) -> None:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # Where the server is to be found is said at every log level: --port 0 needs it.
+    _log.setLevel(logging.INFO)
     with take_port(settings.host, settings.port) as taken:
         anyio.run(_serve, settings, plugins, model, taken)
 
@@ -139,6 +142,7 @@ async def _listen(
                 await commands.close()
             _log.info("%d requests in flight were aborted", aborted)
 
+        close_when_clients_do()
         try:
             await hypercorn.asyncio.serve(
                 cast(Framework, app),

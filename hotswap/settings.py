@@ -109,12 +109,16 @@ def _options() -> tuple[Option, ...]:
     return tuple(
         Option(
             name=name.replace("_", "-"),
-            help=text,
+            help=_with_default(text, defaults[name]),
             type=str if defaults[name] is None else type(defaults[name]),
             default=defaults[name],
         )
         for name, text in _HELP.items()
     )
+
+
+def _with_default(text: str, default: object) -> str:
+    return text if default is None or default is False else f"{text}; {default} by default"
 
 
 OPTIONS: tuple[Option, ...] = _options()

@@ -91,6 +91,14 @@ class ServerProcess:
         """An asynchronous client of this server; the caller closes it."""
         return httpx.AsyncClient(base_url=self.base_url, timeout=timeout_s, trust_env=False)
 
+    def wait(self) -> int:
+        """Wait for a process that is ending by itself; its exit code.
+
+        Raises: subprocess.TimeoutExpired after ``stop_s``.
+        """
+        assert self._process is not None, "the server was not started"
+        return self._process.wait(self._stop_s)
+
     def stop(self) -> int:
         """End the process and return its exit code. Ending it again does nothing."""
         process = self._process

@@ -50,7 +50,7 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 def test_help_of_serve_names_flags_and_variables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     shown = capsys.readouterr().out
-    for text in ("--allow-weight-update", "HOTSWAP_ALLOW_WEIGHT_UPDATE", "--while-paused"):
+    for text in ("--allow-weight-update", "HOTSWAP_ALLOW_WEIGHT_UPDATE", "30000 by default"):
         assert text in shown
 
 
