@@ -60,13 +60,6 @@ class Fields:
             raise self._odd(name, value, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._value(name, "a string", default)
-        if not isinstance(value, str):
-            raise self._odd(name, value, "a string")
-        return value
-
     def token_ids(self, name: str) -> frozenset[int]:
         """One id, a list of ids, or nothing."""
         value = self._content.get(name)

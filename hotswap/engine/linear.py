@@ -77,6 +77,8 @@ def _scratch(numel: int) -> torch.Tensor:
     """Float32 memory of this thread, kept between calls: fresh pages cost more than the sums."""
     kept: torch.Tensor | None = getattr(_local, "scratch", None)
     if kept is None or kept.numel() < numel:
-        kept = torch.empty(max(numel, _SCRATCH_NUMEL), dtype=torch.float32)
+        # A tensor made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            kept = torch.empty(max(numel, _SCRATCH_NUMEL), dtype=torch.float32)
         _local.scratch = kept
     return kept

@@ -12,7 +12,6 @@ import torch
 from hotswap.engine.config import ModelConfig, parse_config
 from hotswap.engine.config_fields import Fields
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm, fused_rules, padded_rows
-from hotswap.errors import UpdateRejected
 from hotswap.types import Scope
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
@@ -88,10 +87,7 @@ def load_model(
     configuration that the engine does not run.
     """
     with Checkpoint.open(directory) as checkpoint:
-        written = checkpoint.manifest.config
-        if written is None:
-            raise UpdateRejected(f"{directory} has no config.json; wanted a Hugging Face directory")
-        config = parse_config(written)
+        config = parse_config(checkpoint.manifest.config or {})
         loaded = build_model(
             config,
             dtype=choose_dtype(dtype, config),

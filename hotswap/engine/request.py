@@ -52,9 +52,8 @@ class Request:
         return self.holding is not None
 
     def work(self) -> Work:
-        """What the next forward pass has to do. Raises: RuntimeError while it waits."""
-        if self.holding is None:
-            raise RuntimeError(f"request {self.rid} waits and has no KV to work on")
+        """What the next forward pass has to do; only while it runs."""
+        assert self.holding is not None, "a waiting request has no KV to work on"
         kv = self.holding.kv
         new: Sequence[int] = self.tokens[kv.length :]
         return Work(kv=kv, tokens=new, prompt_length=self.prompt_length)

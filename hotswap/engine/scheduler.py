@@ -94,8 +94,8 @@ class Scheduler:
 
     def pause(self, ticket: PauseTicket) -> None:
         """Stop as the ticket's mode says; see ``seams.Engine.pause``."""
-        if not ticket.answer.set_running_or_notify_cancel():
-            return
+        # From here on a caller who leaves takes the pause back; it cannot just vanish.
+        ticket.answer.set_running_or_notify_cancel()
         if ticket.mode is PauseMode.WAIT:
             self.gate.drain(ticket)
             self._settle(idle=True)
