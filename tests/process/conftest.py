@@ -1,0 +1,45 @@
+"""Checkpoints and servers that many tests of this directory share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from hotswap.testing.checkpoints import make_checkpoint
+from hotswap.testing.server import ServerProcess
+from tests.process.http_client import client_of
+from tests.process.served import Served
+
+
+@pytest.fixture(scope="session")
+def a(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untied tiny Llama."""
+    return make_checkpoint(tmp_path_factory.mktemp("a") / "a", seed=1)
+
+
+@pytest.fixture(scope="session")
+def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights, in two shards."""
+    return make_checkpoint(tmp_path_factory.mktemp("b") / "b", seed=2, shards=2)
+
+
+@pytest.fixture(scope="session", params=["staged", "direct"])
+def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, ServerProcess]]:
+    """One server a load mode, for as many tests as there are."""
+    mode = request.param
+    with ServerProcess(a, "--load-mode", mode, environ={"OMP_NUM_THREADS": "1"}) as process:
+        yield mode, process
+        assert "Traceback" not in process.log, process.log
+
+
+@pytest.fixture
+async def served(server: tuple[str, ServerProcess], a: Path) -> AsyncIterator[Served]:
+    """The shared server, put back to where every test begins."""
+    mode, process = server
+    async with client_of(process.base_url) as client:
+        await client.resume()
+        await client.update(a, weight_version="start", token_step=7, pause_mode="abort")
+        yield Served(client=client, process=process, load_mode=mode)
+        assert process.exit_code is None, process.log

@@ -1,0 +1,72 @@
+"""The app's own update routes, and how a test delivers a checkpoint over each.
+
+Rule: a route of kind ``update`` without a driver here fails a test, so that a route
+that is added later is put through every fault, or fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from starlette.routing import Route
+
+from hotswap.http import Kind, create_app
+from hotswap.http.routes import kind_of
+from hotswap.plugins import load_plugins
+from hotswap.settings import Settings
+from hotswap.testing.fake_commands import FakeCommands
+from hotswap.testing.scripted_engine import ScriptedEngine
+from tests.process.http_client import Client
+
+__all__ = ["DRIVERS", "MODES", "ROUTES", "Delivery", "deliver", "update_routes"]
+
+MODES = ("abort", "retract", "in_place", "wait")
+"""Every pause mode on the wire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What to deliver: all tensors of the checkpoint in ``directory``, under labels."""
+
+    directory: Path
+    version: str | None = None
+    token_step: int | None = None
+    flush_cache: bool = True
+    pause_mode: str | None = None
+
+
+Driver: TypeAlias = Callable[[Client, Delivery], Awaitable[tuple[int, Any]]]
+"""Makes every request that the route needs; status and body of the deciding one."""
+
+
+async def _disk(client: Client, delivery: Delivery) -> tuple[int, Any]:
+    return await client.post(
+        "/update_weights_from_disk",
+        model_path=str(delivery.directory),
+        weight_version=delivery.version,
+        token_step=delivery.token_step,
+        flush_cache=delivery.flush_cache,
+        pause_mode=delivery.pause_mode,
+    )
+
+
+DRIVERS: Mapping[str, Driver] = {"/update_weights_from_disk": _disk}
+
+
+def update_routes() -> list[str]:
+    """Paths of all routes of kind update, those of installed plug-ins among them."""
+    app = create_app(FakeCommands(), ScriptedEngine(), Settings(), plugins=load_plugins())
+    routes = (route for route in app.routes if kind_of(route) is Kind.UPDATE)
+    return sorted(route.path for route in routes if isinstance(route, Route))
+
+
+ROUTES = update_routes()
+
+
+async def deliver(client: Client, route: str, delivery: Delivery) -> tuple[int, Any]:
+    """Send ``delivery`` over ``route``. Raises: AssertionError for one without a driver."""
+    assert route in DRIVERS, f"{route} changes weights and has no driver in {__name__}: add one"
+    return await DRIVERS[route](client, delivery)
