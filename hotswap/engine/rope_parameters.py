@@ -74,9 +74,7 @@ def parse_rope(
     Raises: ValueError for an unknown type, a partial rotation, and for fields
     that are missing or of the wrong kind.
     """
-    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(written, Mapping):
-        raise ValueError(f"config.json has rope parameters {written!r}, wanted an object")
+    written = _written(config)
     fields = Fields(written, "rope parameters")
     theta = fields.number("rope_theta", Fields(config).number("rope_theta", _DEFAULT_THETA))
     partial = fields.number("partial_rotary_factor", 1.0)
@@ -90,6 +88,19 @@ def parse_rope(
         _Scaled(fields=fields, theta=theta, original=original, max_positions=max_positions),
         head_dim,
     )
+
+
+def _written(config: Mapping[str, object]) -> Mapping[str, object]:
+    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(written, Mapping):
+        # Transformers 5 may nest them by kind of layer; every layer here is a full one.
+        written = written.get("full_attention", written)
+    if not isinstance(written, Mapping):
+        raise ValueError(f"config.json has rope parameters {written!r}, wanted an object")
+    nested = [name for name, value in written.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ValueError(f"config.json has rope parameters for {nested}, wanted full_attention")
+    return written
 
 
 def _rope_type(written: Mapping[str, object]) -> RopeType:

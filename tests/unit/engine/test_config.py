@@ -112,6 +112,8 @@ def test_model_type_alone_and_architectures_alone_will_do() -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor"),
         ({"rope_scaling": [1]}, "rope parameters"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "sliding_attention"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope parameters"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": ["a"] * 16}},
@@ -133,6 +135,13 @@ def test_model_type_alone_and_architectures_alone_will_do() -> None:
 def test_refused_by_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         parse_config({**BASE, **change})
+
+
+def test_rope_parameters_may_be_nested_by_kind_of_layer() -> None:
+    flat = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
+    nested = parse_config({**BASE, "rope_parameters": {"full_attention": flat}})
+    assert nested == parse_config({**BASE, "rope_parameters": flat})
+    assert nested.rope.rope_theta == 7.0
 
 
 def test_a_sliding_window_that_no_layer_uses_is_full_attention() -> None:
