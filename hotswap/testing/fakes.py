@@ -177,11 +177,11 @@ class FakeEngine:
         return FakePlan(specs={name: live[name] for name in manifest.names}, missing=missing)
 
     async def pause(self, mode: PauseMode) -> EnginePause:
-        """Stop forward passes; ``wait`` waits for ``finish_requests``."""
+        """Stop forward passes; ``wait`` waits for ``finish_requests``, paused already or not."""
         self.calls.append("pause")
         self.modes.append(mode)
         await self.steps.step("pause")
-        while mode is PauseMode.WAIT and self.forward and self.in_flight.total:
+        while mode is PauseMode.WAIT and self.in_flight.total:
             await self._idle.wait()
         self.forward = False
         aborted = self.in_flight.total if mode is PauseMode.ABORT else 0

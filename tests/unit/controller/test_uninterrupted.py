@@ -108,3 +108,5 @@ async def test_worker_thread_has_ended_before_a_cancelled_caller_leaves(way: str
     await asyncio.wait([task])
     assert ended == [True]
     assert task.cancelled() is (way == "task")
+    if way == "scope":
+        task.result()
