@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from hotswap.engine.tokenizer import TextCodec, TextStream
+from hotswap.engine.tokenizer import TextCodec
 from hotswap.seams import SamplingParams
+from hotswap.streamed_text import StreamedText
 
 __all__ = ["Finish", "StopRule"]
 
@@ -35,7 +36,7 @@ class StopRule:
         self._left = min(params.max_new_tokens, room)
         self._stops = params.stop
         self._keep = max(map(len, params.stop), default=1) - 1
-        self._stream = TextStream(codec) if codec is not None and params.stop else None
+        self._stream = StreamedText(codec.decode) if codec is not None and params.stop else None
         self._tail = ""
 
     def push(self, token_id: int) -> Finish | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hotswap.http.spans import Spans
-from hotswap.http.streamed_text import StreamedText, cut_at_stop, showable
 from hotswap.seams import TokenChunk
+from hotswap.streamed_text import StreamedText, cut_at_stop, showable
 from hotswap.types import WeightStamp
 
 __all__ = ["Decode", "Transcript", "finish_reason"]

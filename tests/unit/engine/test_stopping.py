@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from hotswap.engine.stopping import Finish, StopRule
-from hotswap.engine.tokenizer import TextCodec, TextStream, load_codec
+from hotswap.engine.tokenizer import TextCodec, load_codec
 from hotswap.seams import SamplingParams
+from hotswap.streamed_text import StreamedText
 from hotswap.testing.tiny_tokenizer import EOS_ID, build_tokenizer
 
 
@@ -27,20 +28,20 @@ def push_text(stop_rule: StopRule, codec: TextCodec, text: str) -> list[Finish |
 
 @pytest.mark.parametrize("text", ["plain", "Grüße und 日本", "a\n\n b", "🎉🎉"])
 def test_pieces_add_up_and_hold_whole_characters(text: str, codec: TextCodec) -> None:
-    stream = TextStream(codec)
+    stream = StreamedText(codec.decode)
     pieces = [stream.push(byte) for byte in text.encode()]
     assert "".join(pieces) == text
     assert len([piece for piece in pieces if piece]) == len(text)
 
 
 def test_merged_and_special_tokens_stream_too(codec: TextCodec) -> None:
-    stream = TextStream(codec)
+    stream = StreamedText(codec.decode)
     ids = [*codec.encode("the other"), EOS_ID, *codec.encode(" there")]
     assert "".join(map(stream.push, ids)) == "the other there"
 
 
 def test_bytes_that_are_no_text_do_not_hold_it_up_for_ever(codec: TextCodec) -> None:
-    stream = TextStream(codec)
+    stream = StreamedText(codec.decode)
     seen = "".join(stream.push(0x80) for _ in range(40)) + stream.push(ord("x"))
     assert seen == "\N{REPLACEMENT CHARACTER}" * 40 + "x"
 

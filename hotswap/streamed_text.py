@@ -30,15 +30,17 @@ class StreamedText:
     def __repr__(self) -> str:
         return f"<StreamedText {len(self.text)} characters, {len(self._held)} tokens held>"
 
-    def push(self, token_id: int) -> None:
-        """Take one more token; ``text`` grows when it completes a character."""
+    def push(self, token_id: int) -> str:
+        """Take one more token; what ``text`` grew by, nothing while a character is incomplete."""
         self._held.append(token_id)
         window = self._decode([*self._context, *self._held])
         if window.endswith(_INCOMPLETE) and len(self._held) < _MAX_HELD_TOKENS:
-            return
-        self.text += window[len(self._context_text) :]
+            return ""
+        shown = window[len(self._context_text) :]
+        self.text += shown
         self._context, self._held = self._held, []
         self._context_text = self._decode(self._context)
+        return shown
 
 
 def showable(text: str, stops: Sequence[str]) -> str:

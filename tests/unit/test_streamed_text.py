@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotswap.http.streamed_text import StreamedText, cut_at_stop, showable
+from hotswap.streamed_text import StreamedText, cut_at_stop, showable
 
 
 def utf8(token_ids: Sequence[int]) -> str:
