@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import anyio
 import torch
 
-from hotswap.controller import Controller
+from hotswap.controller import Controller, PauseReport
 from hotswap.fetch import PreRead
 from hotswap.state import Busy, Change, Facts, forward_allowed
 from hotswap.testing.fakes import FakeEngine, FakeStrategy, Steps, fake_weights
 from hotswap.types import InFlightCounts, LoadMode, PauseMode, Scope, Update, WeightStamp
 
-__all__ = ["CANCELS", "SOURCES", "Cancel", "Rig", "make_rig", "update_from"]
+__all__ = ["CANCELS", "SOURCES", "Cancel", "Rig", "make_rig", "settle", "update_from"]
 
 SOURCES: Mapping[str, Mapping[str, torch.Tensor]] = {
     "A": fake_weights(1.0),
@@ -60,6 +60,15 @@ class Rig:
         """Have ``count`` requests generating."""
         self.engine.in_flight = InFlightCounts(running=count, holding_kv=count)
 
+    async def start_draining(self, requests: int = 2) -> asyncio.Task[PauseReport]:
+        """A pause(wait), the first of this rig, that waits for ``requests`` to finish."""
+        self.run_requests(requests)
+        pause = asyncio.get_running_loop().create_task(self.controller.pause(PauseMode.WAIT))
+        await settle()
+        assert self.engine.modes == [PauseMode.WAIT]
+        assert not pause.done()
+        return pause
+
     def assert_rested(self) -> None:
         """Nothing runs, nothing is held, and the engine is as the facts say."""
         facts = self.controller.machine.facts
@@ -70,6 +79,12 @@ class Rig:
         assert self.strategy.entered == self.strategy.left, "a stage was not released"
         if forward_allowed(facts):
             assert len(self.engine.values()) == 1, f"mixed and serving: {self.engine.values()}"
+
+
+async def settle() -> None:
+    """Let every task that can run do so."""
+    for _ in range(20):
+        await anyio.lowlevel.cancel_shielded_checkpoint()
 
 
 def make_rig(

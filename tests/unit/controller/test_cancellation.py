@@ -13,7 +13,7 @@ import pytest
 
 from hotswap.errors import UpdateFailed
 from hotswap.state import Facts, Weights
-from hotswap.testing.rig import CANCELS, Rig, make_rig, update_from
+from hotswap.testing.rig import CANCELS, Rig, make_rig, settle, update_from
 from hotswap.types import InFlightCounts, LoadMode, PauseMode, WeightStamp
 
 MODES = list(LoadMode)
@@ -36,11 +36,6 @@ async def whole_rig(gate: PauseMode | None) -> Rig:
     rig.engine.calls.clear()
     rig.steps.passed.clear()
     return rig
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await anyio.lowlevel.cancel_shielded_checkpoint()
 
 
 async def assert_undone(rig: Rig, before: Facts) -> None:
