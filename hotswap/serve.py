@@ -26,7 +26,6 @@ from hotswap.controller import Controller
 from hotswap.engine import EmbeddedEngine
 from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
-from hotswap.http.closed_connections import close_when_clients_do
 from hotswap.http.served import Served
 from hotswap.plugins import Plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
@@ -142,7 +141,6 @@ async def _listen(
                 await commands.close()
             _log.info("%d requests in flight were aborted", aborted)
 
-        close_when_clients_do()
         try:
             await hypercorn.asyncio.serve(
                 cast(Framework, app),
@@ -160,8 +158,9 @@ def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:
     config.bind = [f"fd://{os.dup(taken.fileno())}"]
     config.accesslog = None
     config.backlog = 1024
-    # Trainers keep a connection over the minutes between two updates.
-    config.keep_alive_timeout = 300
+    # hypercorn holds a connection that its client has closed for as long as an idle
+    # one; a probe that opens one each time must not use up the descriptors.
+    config.keep_alive_timeout = 5
     config.keep_alive_max_requests = 1_000_000
     config.loglevel = "WARNING"
     config.graceful_timeout = settings.graceful_s
