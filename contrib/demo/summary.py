@@ -65,7 +65,7 @@ def _sentences(console: Console, first: Evidence, swaps: Sequence[SwapResult]) -
 
 def _costs(console: Console, swaps: Sequence[SwapResult]) -> None:
     table = Table(box=None, title="Swaps under load", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for heading in ("staged_ms", "paused_ms", "elapsed_ms", "blackout_ms", "tensors", "MB"):
         table.add_column(heading, justify="right")
     for swap in swaps:
