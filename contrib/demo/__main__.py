@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import signal
 import sys
 import time
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ def main() -> int:
     """0 when the proof holds; 1 when it does not, or when something is missing."""
     arguments = _parse()
     quiet_environment()
+    # As Ctrl-C: the servers that were started end with the demo.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     failure = ""
     try:
         return _run(arguments)

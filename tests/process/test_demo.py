@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
@@ -45,3 +48,28 @@ def test_a_wrong_model_is_one_clear_line(tmp_path: Path, model: str, wanted: str
     assert done.returncode == 1
     assert wanted in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interrupted_demo_ends_its_server(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", seed=1)
+    demo = subprocess.Popen(
+        [sys.executable, "-u", "-m", "contrib.demo", "--model", "model", "--seconds", "200"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert demo.stdout is not None
+        url = next(found[1] for line in demo.stdout if (found := re.search(r"(http://\S+)", line)))
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        demo.send_signal(signal.SIGTERM)
+        rest, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 1
+    assert rest.splitlines()[-1] == "demo: interrupted"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", trust_env=False)
