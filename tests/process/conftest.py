@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import client_of
 from tests.process.served import Served
+
+# Servers and clients share few cores: threads that wait for each other burn them.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

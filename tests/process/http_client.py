@@ -96,6 +96,13 @@ class Client:
         """``/get_weight_version``."""
         return (await self.get("/get_weight_version"))[1]
 
+    async def until_status(self, holds: Callable[[Any], bool]) -> Any:
+        """Ask for ``/status`` until it is as wanted: for what a server tells nobody else."""
+        async with asyncio.timeout(LIMIT_S):
+            while not holds(status := (await self.get("/status"))[1]):
+                pass
+        return status
+
     async def updates(self) -> dict[str, int]:
         """How updates have ended so far, by strategy and outcome."""
         return dict((await self.get("/status"))[1]["counters"]["updates"])
