@@ -7,6 +7,8 @@ machine, until it releases the entry.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 
 import anyio
@@ -14,7 +16,7 @@ import anyio
 from hotswap.errors import Busy
 from hotswap.state import Command
 
-__all__ = ["CommandQueue", "Entry"]
+__all__ = ["CommandQueue", "Entry", "OneAtATime"]
 
 
 class Entry:
@@ -48,6 +50,38 @@ class _Ticket:
         self.granted = False
 
 
+class OneAtATime:
+    """Lets one update at a time hold a checkpoint in host memory. Event-loop thread only."""
+
+    def __init__(self, *, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._lock = anyio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<OneAtATime {'taken' if self._lock.locked() else 'free'}>"
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold the turn for the body. Raises: Busy after ``wait_s``."""
+        await self._acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _acquire(self) -> None:
+        with suppress(anyio.WouldBlock):
+            self._lock.acquire_nowait()
+            return
+        with anyio.move_on_after(self._wait_s) as wait:
+            await self._lock.acquire()
+        if wait.cancelled_caught:
+            raise Busy(
+                f"update waited {self._wait_s:g} s and another one is still being staged; "
+                "retry when it has finished"
+            )
+
+
 class CommandQueue:
     """The FIFO of commands. Event-loop thread only."""
 
@@ -60,6 +94,11 @@ class CommandQueue:
 
     def __repr__(self) -> str:
         return f"<CommandQueue running={self._running} waiting={len(self._waiting)}>"
+
+    @property
+    def wait_s(self) -> float:
+        """How long a command waits for its turn, seconds."""
+        return self._wait_s
 
     @property
     def idle(self) -> bool:

@@ -163,12 +163,14 @@ class Controller:
         """Stop forward passes, and requests in flight as ``mode`` says.
 
         Admission closes at once. Pausing again succeeds and applies the stronger
-        mode; a stronger pause takes over one that still drains. Cancelled or
+        mode; a stronger pause takes over one that still drains, and ends the drain
+        of a swap that waits for requests before the swap goes on. Cancelled or
         failed: the gate stays as it was and the engine runs on.
 
         Raises: Busy, Overtaken (by a resume), what the engine raised.
         """
         with self.counters.counted(Command.PAUSE):
+            hurried = await self._pipeline.hurry(mode)
             drain = self._drain
             if drain is not None and mode.strength > drain.mode.strength:
                 drain.strengthen(mode)
@@ -176,7 +178,7 @@ class Controller:
                 with self.admission.closed():
                     drain = self._begin_drain(mode, await self.queue.enter(Command.PAUSE))
             await drain.join()
-            return PauseReport(mode=drain.mode, num_aborted=drain.num_aborted)
+            return PauseReport(mode=drain.mode, num_aborted=drain.num_aborted + hurried)
 
     async def resume(self) -> None:
         """Open the gate and let forward passes run. Idempotent.

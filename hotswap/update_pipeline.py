@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from hotswap.attempt import Attempt
-from hotswap.command_queue import CommandQueue
+from hotswap.command_queue import CommandQueue, OneAtATime
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
 from hotswap.reconcile import reconcile
@@ -62,6 +62,8 @@ class UpdatePipeline:
         self._strategies = strategies
         self._placement = placement
         self._pre_read = pre_read
+        self._staging = OneAtATime(wait_s=queue.wait_s)
+        self._stopping: PauseMode | None = None
         self.stamp = stamp
         self.last_report: UpdateReport | None = None
 
@@ -84,7 +86,7 @@ class UpdatePipeline:
     async def _run_staged(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
         """Hold every byte in host memory, let the source go, and only then pause."""
         update = attempt.update
-        async with AsyncExitStack() as held:
+        async with self._staging.turn(), AsyncExitStack() as held:
             async with opened(strategy, update, self._placement) as stage:
                 with rejecting(f"staging {update.source!r}"):
                     plan = await self._plan(stage, update)
@@ -152,8 +154,22 @@ class UpdatePipeline:
         attempt.num_paused = self._engine.in_flight.total
 
     async def _pause(self, mode: PauseMode) -> EnginePause:
-        with rejecting(f"pausing the engine with mode {mode}"):
-            return await self._engine.pause(mode)
+        self._stopping = mode
+        try:
+            with rejecting(f"pausing the engine with mode {mode}"):
+                return await self._engine.pause(mode)
+        finally:
+            self._stopping = None
+
+    async def hurry(self, mode: PauseMode) -> int:
+        """End the drain of a swap that waits for requests, if ``mode`` is stronger.
+
+        The swap then goes on. Returns how many requests that aborted.
+        """
+        if self._stopping is None or mode.strength <= self._stopping.strength:
+            return 0
+        # The swap is the one that resumes; whoever asked has still to pause for itself.
+        return (await self._engine.pause(mode)).num_aborted
 
     async def _write(
         self,

@@ -143,6 +143,7 @@ class FakeEngine:
         self.cached = 0
         self.stamp = WeightStamp()
         self._idle = anyio.Event()
+        self._pauses = 0
 
     def __repr__(self) -> str:
         return f"<FakeEngine {'running' if self.forward else 'paused'} {self.in_flight}>"
@@ -154,6 +155,9 @@ class FakeEngine:
     def finish_requests(self) -> None:
         """Every request in flight has finished."""
         self.in_flight = InFlightCounts()
+        self._wake()
+
+    def _wake(self) -> None:
         self._idle.set()
         self._idle = anyio.Event()
 
@@ -181,7 +185,8 @@ class FakeEngine:
         self.calls.append("pause")
         self.modes.append(mode)
         await self.steps.step("pause")
-        while mode is PauseMode.WAIT and self.in_flight.total:
+        pauses = self._pauses
+        while mode is PauseMode.WAIT and self.in_flight.total and self._pauses == pauses:
             await self._idle.wait()
         self.forward = False
         aborted = self.in_flight.total if mode is PauseMode.ABORT else 0
@@ -189,6 +194,10 @@ class FakeEngine:
             self.in_flight = InFlightCounts()
         elif mode is PauseMode.RETRACT:
             self.in_flight = InFlightCounts(waiting=self.in_flight.total)
+        if mode is not PauseMode.WAIT:
+            # A pause that drains is over: this one has stopped what it waited for.
+            self._pauses += 1
+            self._wake()
         return EnginePause(num_aborted=aborted, since=time.perf_counter())
 
     async def resume(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hotswap.errors import Busy, HotswapError, InFlight
 from hotswap.state import Facts
-from hotswap.testing.rig import Rig, make_rig, update_from
+from hotswap.testing.rig import Rig, make_rig, settle, update_from
 from hotswap.types import InFlightCounts, LoadMode, PauseMode, UpdateReport
 
 MODES = list(LoadMode)
@@ -44,16 +44,73 @@ async def test_two_updates_at_once(
     assert rig.controller.counters.updates == {("fake", "committed"): 100}
 
 
-async def test_updates_commit_in_the_order_in_which_they_were_staged() -> None:
+async def test_one_checkpoint_at_a_time_is_held_in_memory() -> None:
     rig = make_rig()
     hold = rig.steps.hold("close")
-    slow = asyncio.ensure_future(rig.controller.update(update_from("A", version="slow")))
+    first = asyncio.ensure_future(rig.controller.update(update_from("A", version="first")))
     await hold.arrived.wait()
-    fast = await rig.controller.update(update_from("B", version="fast"))
+    second = asyncio.ensure_future(rig.controller.update(update_from("B", version="second")))
+    await settle()
+    assert rig.strategy.entered == 1
+    direct = await rig.controller.update(update_from("B", version="direct", mode=LoadMode.DIRECT))
     hold.release()
-    report = await slow
-    assert (fast.stamp.epoch, report.stamp.epoch) == (1, 2)
-    assert rig.engine.values() == {1.0}
+    stamps = [direct.stamp, (await first).stamp, (await second).stamp]
+    assert [(stamp.version, stamp.epoch) for stamp in stamps] == [
+        ("direct", 1),
+        ("first", 2),
+        ("second", 3),
+    ]
+    assert rig.engine.values() == {2.0}
+    rig.assert_rested()
+
+
+async def test_an_update_waits_a_bounded_time_for_another_that_is_being_staged() -> None:
+    rig = make_rig(queue_wait_s=0.01)
+    hold = rig.steps.hold("open")
+    first = asyncio.ensure_future(rig.controller.update(update_from("A", version="first")))
+    await hold.arrived.wait()
+    with pytest.raises(Busy, match=r"0\.01 s and another one is still being staged"):
+        await rig.controller.update(update_from("B"))
+    hold.release()
+    assert (await first).stamp.version == "first"
+    await rig.controller.update(update_from("B"))
+    rig.assert_rested()
+
+
+@pytest.mark.parametrize(
+    ("mode", "aborted"),
+    [(PauseMode.ABORT, 2), (PauseMode.RETRACT, 0), (PauseMode.IN_PLACE, 0)],
+)
+async def test_a_stronger_pause_ends_the_wait_of_a_swap(mode: PauseMode, aborted: int) -> None:
+    """A5: the swap waits for requests that the pause would never let finish."""
+    rig = make_rig()
+    rig.run_requests(2)
+    swap = asyncio.ensure_future(
+        rig.controller.update(update_from("B", version="B", pause_mode=PauseMode.WAIT))
+    )
+    while rig.engine.modes != [PauseMode.WAIT]:
+        await settle()
+    assert not swap.done()
+    report = await rig.controller.pause(mode)
+    assert (report.mode, report.num_aborted) == (mode, aborted)
+    assert (await swap).stamp.version == "B"
+    assert rig.controller.machine.facts == Facts(gate=mode)
+    assert rig.engine.values() == {2.0}
+    rig.assert_rested()
+
+
+async def test_a_pause_that_waits_too_lets_the_swap_drain() -> None:
+    rig = make_rig()
+    rig.run_requests(2)
+    swap = asyncio.ensure_future(rig.controller.update(update_from("B", pause_mode=PauseMode.WAIT)))
+    while rig.engine.modes != [PauseMode.WAIT]:
+        await settle()
+    pause = asyncio.ensure_future(rig.controller.pause(PauseMode.WAIT))
+    await until_waiting(rig, 1)
+    assert not swap.done()
+    rig.engine.finish_requests()
+    await swap
+    assert (await pause).num_aborted == 0
     rig.assert_rested()
 
 
@@ -131,7 +188,7 @@ async def test_commands_past_the_bound_are_busy_and_flush_is_at_once() -> None:
         rig.controller.resume,
         lambda: rig.controller.update(update_from("B", version="2")),
     ):
-        with pytest.raises(Busy, match="still runs") as caught:
+        with pytest.raises(Busy, match=r"still (runs|being staged)") as caught:
             await command()
         assert caught.value.retryable
     hold.release()
