@@ -67,13 +67,23 @@ def read_header(file: OpenFile) -> tuple[Extent, ...]:
     """
     start, text = _header_bytes(file)
     header = parse_object(text, source=f"{file.name} (safetensors header)")
-    header.pop("__metadata__", None)
+    _check_metadata(file.name, header.pop("__metadata__", None))
     if not header:
         raise UpdateRejected(f"{file.name}: holds 0 tensors, wanted at least one")
     spans = [_span(file.name, name, entry) for name, entry in header.items()]
     spans.sort(key=lambda span: span[1:])
     _check_cover(file, spans, file.size_bytes - start)
     return tuple(Extent(spec=spec, offset=start + begin) for spec, begin, _ in spans)
+
+
+def _check_metadata(source: str, metadata: object) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise UpdateRejected(
+            f"{source}: __metadata__ is {metadata!r:.80}, wanted a map of strings to strings; "
+            "write the file again"
+        )
 
 
 def _header_bytes(file: OpenFile) -> tuple[int, bytes]:

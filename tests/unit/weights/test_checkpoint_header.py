@@ -48,6 +48,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "deep nesting": (pack(b'{"w": ' + b"[" * 200_000), "nested too deeply"),
     "no tensors": (pack({}), "0 tensors"),
     "metadata alone": (pack({"__metadata__": {"format": "pt"}}), "0 tensors"),
+    "metadata is a number": (pack({"__metadata__": 1, "w": W}, bytes(8)), "__metadata__ is 1"),
+    "metadata of numbers": (pack({"__metadata__": {"n": 1}, "w": W}, bytes(8)), "__metadata__ is"),
     "entry is a number": (pack({"w": 1}), "'w': header entry wants"),
     "entry lacks a key": (pack({"w": {"dtype": "F32", "shape": []}}), "'w': header entry wants"),
     "entry with another key": (pack({"w": W | {"x": 1}}, bytes(8)), "'w': header entry wants"),
