@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,5 +25,7 @@ async def state(request: Request) -> Response:
             "reasons": not_ready(serving),
             "weights": weights_body(serving),
             "in_flight": serving.engine.in_flight,
+            # Flat over many updates, or something leaks.
+            "tasks": len(asyncio.all_tasks()),
         }
     )
