@@ -1,0 +1,24 @@
+"""What the long tests counted, at the end of a run.
+
+Here, because with pytest-xdist only the first conftest files are loaded where the
+summary is written; the counts come with the reports, as user properties.
+"""
+
+from __future__ import annotations
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """One line for each test that recorded properties."""
+    lines = [
+        f"{report.nodeid}: " + ", ".join(f"{name} {value}" for name, value in counts)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        if isinstance(report, pytest.TestReport) and (counts := report.user_properties)
+    ]
+    if lines:
+        terminalreporter.section("counts")
+        for line in lines:
+            terminalreporter.line(line)
