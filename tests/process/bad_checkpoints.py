@@ -97,7 +97,7 @@ FAULTS: Mapping[str, Fault] = {
     "A6-one-name-is-unknown": _tensors(
         lambda tensors: tensors.update({"extra.weight": torch.ones(2)}), "extra.weight"
     ),
-    "A6-no-tensor-at-all": _files(_empty_header, NORM),
+    "A6-no-tensor-at-all": _files(_empty_header, "holds 0 tensors"),
     "A7-untied-and-no-head": _tensors(lambda tensors: tensors.pop(HEAD), HEAD),
     "A8-q-without-k-and-v": _tensors(_keep_only_q, K),
     "A25-an-integer-tensor": _tensors(_put(NORM, lambda tensor: tensor.long()), NORM, "int64"),

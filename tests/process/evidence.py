@@ -9,7 +9,7 @@ from tests.process.http_client import Client
 
 __all__ = ["NEW_TOKENS", "PROMPTS", "Evidence", "assert_equal", "assert_everything_differs"]
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 # Follows from the configuration: the same for every checkpoint of one model.
 _CONSTANT = {"model.rotary_emb.inv_freq"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from hotswap.testing.checkpoints import make_labelled_checkpoint
 from hotswap.testing.server import ServerProcess
-from tests.process.evidence import PROMPTS, Evidence, assert_equal
+from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
 from tests.process.fresh import fresh
 from tests.process.http_client import Streams, client_of, text_of
 from tests.process.served import Served
@@ -96,7 +96,7 @@ async def test_a4_every_update_returns_under_every_pause(
         assert meta["weight_version_start"] == "start"
         if ended == "length" and mode != "wait":
             assert meta["weight_version_end"] == "b"
-    tokens = (await client.generate(PROMPTS[0], 24))["output_ids"]
+    tokens = (await client.generate(PROMPTS[0], NEW_TOKENS))["output_ids"]
     assert tokens == (await fresh(b)).tokens[0]
 
 
@@ -166,7 +166,7 @@ async def test_a18_rejected_at_once_while_paused(served: Served, b: Path, mode: 
     assert status == 503
     await client.resume()
 
-    assert (await client.greedy(PROMPTS[:3], 24)) == (await fresh(b)).tokens[:3]
+    assert (await client.greedy(PROMPTS[:3], NEW_TOKENS)) == (await fresh(b)).tokens[:3]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hotswap.testing.asgi_call import AsgiCall
-from tests.process.evidence import PROMPTS, Evidence, assert_equal
+from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
 from tests.process.failing import Gate, watched
 from tests.process.fresh import fresh
 from tests.process.http_client import Client, Streams
@@ -64,7 +64,7 @@ async def test_a30_staging_serves_on(a: Path, b: Path, where: str) -> None:
             await gate.reached()
             await ping_everything(server.client, "serving")
             tokens = (await fresh(a)).tokens
-            assert (await server.client.generate(PROMPTS[0], 24))["output_ids"] == tokens[0]
+            assert (await server.client.generate(PROMPTS[0], NEW_TOKENS))["output_ids"] == tokens[0]
             assert not update.done()
         finally:
             gate.open()
@@ -87,7 +87,7 @@ async def test_a30_writing_is_seen_as_updating(a: Path, b: Path, mode: str) -> N
             await ping_everything(server.client, "updating")
             ready = (await server.client.get("/ready"))[1]
             assert ready["reasons"] == ["paused"]
-            asked = streams.start(PROMPTS[0], 24)
+            asked = streams.start(PROMPTS[0], NEW_TOKENS)
             # Commands queue up and are answered once they can be.
             late = asyncio.create_task(server.client.post("/pause_generation", mode="retract"))
             status, flushed = await server.client.post("/flush_cache")
