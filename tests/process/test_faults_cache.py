@@ -78,8 +78,9 @@ async def test_not_flushed_at_all(served: Served, b: Path, route: str) -> None:
     assert await cached(served.client) == (0, await fresh_output(b))
 
 
+@pytest.mark.parametrize("flush", [True, False])
 async def test_a_request_that_still_runs_puts_nothing_old_into_the_cache(
-    served: Served, b: Path, route: str
+    served: Served, b: Path, route: str, flush: bool
 ) -> None:
     """Its KV is of A up to the pause, and frozen in place through update and flush."""
     client = served.client
@@ -87,7 +88,7 @@ async def test_a_request_that_still_runs_puts_nothing_old_into_the_cache(
         stream = streams.start(PROMPT, 200)
         await stream.has_tokens(3)
         await client.pause("in_place")
-        status, _ = await deliver(client, route, Delivery(directory=b, flush_cache=True))
+        status, _ = await deliver(client, route, Delivery(directory=b, flush_cache=flush))
         assert status == 200
         await client.resume()
         spans = (await stream.finished())["meta_info"]["weight_versions"]

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from hotswap.testing.checkpoints import make_labelled_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import PROMPTS
-from tests.process.http_client import Client, Stream, Streams, client_of
+from tests.process.http_client import LIMIT_S, Client, Stream, Streams, client_of
 
 pytestmark = pytest.mark.process
 
@@ -80,19 +81,33 @@ class Load:
 
     async def everybody_sees(self, epoch: int) -> None:
         """Wait until each client has had a token of ``epoch`` or of a later one."""
-        for at, client in enumerate(self._clients):
-            while not _sees(self.live[at], epoch):
-                await self.live[at].until(lambda stream: _sees(stream, epoch), or_end=True)
-                if client.done():
-                    client.result()
-                # One that ended under older weights: the client's next one will see them.
-                await asyncio.sleep(0)
+        async with asyncio.timeout(LIMIT_S):
+            for at, client in enumerate(self._clients):
+                while not _sees(self.live[at], epoch):
+                    await self.live[at].until(lambda stream: _sees(stream, epoch), or_end=True)
+                    if client.done():
+                        client.result()
+                    # It ended under older weights: the client's next one will see them.
+                    await asyncio.sleep(0)
 
     async def end(self) -> list[dict[str, Any]]:
         """Every reply, the last ones included. Raises: AssertionError for one that was lost."""
         self._stopping = True
         await asyncio.gather(*self._clients)
         return self.replies
+
+    async def __aenter__(self) -> Load:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            client.cancel()
+        await asyncio.wait(self._clients)
 
 
 def _sees(stream: Stream, epoch: int) -> bool:
@@ -125,8 +140,7 @@ def check_spans(reply: dict[str, Any]) -> list[dict[str, Any]]:
 async def test_every_token_belongs_to_the_weights_of_its_span(
     client: Client, labelled: list[Path]
 ) -> None:
-    async with Streams(client) as streams:
-        load = Load(streams)
+    async with Streams(client) as streams, Load(streams) as load:
         await load.everybody_sees(0)
         for number in range(1, SWAPS + 1):
             swap, mode = WAYS[number % len(WAYS)]
