@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from hotswap.seams import Plan
 from hotswap.state import Command
 from hotswap.types import Update, UpdateReport, WeightStamp
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "Phase"]
+
+
+class Phase(StrEnum):
+    """Where an update is: before its source, at its source, in line, or at the weights."""
+
+    WAITING = "waiting"
+    STAGING = "staging"
+    QUEUED = "queued"
+    COMMITTING = "committing"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +32,7 @@ class Attempt:
 
     update: Update
     command: Command = Command.UPDATE
+    phase: Phase = Phase.WAITING
     outcome: str | None = None
     started: float = field(default_factory=time.perf_counter)
     staged: float = 0.0
@@ -29,6 +40,21 @@ class Attempt:
     num_aborted: int = 0
     num_paused: int = 0
     entries_cleared: int = 0
+
+    def __str__(self) -> str:
+        update = self.update
+        version = "" if update.version is None else f" version {update.version}"
+        return f"{update.strategy} update from {update.source}{version}"
+
+    def progress(self) -> dict[str, object]:
+        """What an operator wants to know of an update that is not over, in JSON types."""
+        return {
+            "source": self.update.source,
+            "strategy": self.update.strategy,
+            "version": self.update.version,
+            "phase": self.phase,
+            "since_ms": (time.perf_counter() - self.started) * 1000.0,
+        }
 
     def report(self, plan: Plan, stamp: WeightStamp) -> UpdateReport:
         """The reply, once forward passes are allowed again (or as before)."""

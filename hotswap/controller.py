@@ -46,6 +46,7 @@ from hotswap.update_pipeline import UpdatePipeline
 __all__ = ["Controller", "PauseReport"]
 
 _log = logging.getLogger("hotswap.state")
+_update_log = logging.getLogger("hotswap.update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class Controller:
         self._changed_hooks = tuple(changed)
         self.queue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
-        self._updates: dict[anyio.CancelScope, anyio.Event] = {}
+        self._updates: dict[anyio.CancelScope, tuple[Attempt, anyio.Event]] = {}
         self._started = False
         self._closing = False
         self.machine = Machine(facts)
@@ -126,6 +127,11 @@ class Controller:
         """What the newest successful update did and cost."""
         return self._pipeline.last_report
 
+    @property
+    def updates(self) -> list[dict[str, object]]:
+        """Updates that are not over: source, version, phase, age in milliseconds."""
+        return [attempt.progress() for attempt, _ in self._updates.values()]
+
     def not_ready_reasons(self) -> list[str]:
         """Why a generation request would not run now; empty when it would."""
         facts = self.machine.facts
@@ -156,7 +162,7 @@ class Controller:
         if self._drain is not None:
             self._drain.overtake("the shutdown")
         await self.queue.close()
-        for ended in tuple(self._updates.values()):
+        for _, ended in tuple(self._updates.values()):
             await ended.wait()
 
     async def pause(self, mode: PauseMode) -> PauseReport:
@@ -217,9 +223,11 @@ class Controller:
         try:
             report = await self._update(attempt)
         except BaseException as error:
-            self._count(attempt, outcome_of(error))
+            outcome = self._count(attempt, outcome_of(error))
+            _update_log.warning("%s %s: %s", attempt, outcome, str(error) or type(error).__name__)
             raise
-        self._count(attempt, "committed")
+        outcome = self._count(attempt, "committed")
+        _update_log.info("%s %s: %s", attempt, outcome, report)
         return report
 
     async def _update(self, attempt: Attempt) -> UpdateReport:
@@ -229,7 +237,8 @@ class Controller:
         if self._closing:
             raise shutting_down
         with anyio.CancelScope() as scope:
-            ended = self._updates[scope] = anyio.Event()
+            ended = anyio.Event()
+            self._updates[scope] = (attempt, ended)
             try:
                 return await self._pipeline.run(attempt)
             finally:
@@ -237,11 +246,11 @@ class Controller:
                 ended.set()
         raise shutting_down
 
-    def _count(self, attempt: Attempt, outcome: str) -> None:
+    def _count(self, attempt: Attempt, outcome: str) -> str:
         # A caller that left after the commit changes nothing about the commit.
-        self.counters.count_update(
-            attempt.command, attempt.update.strategy, attempt.outcome or outcome
-        )
+        word = attempt.outcome or outcome
+        self.counters.count_update(attempt.command, attempt.update.strategy, word)
+        return word
 
     def _begin_drain(self, mode: PauseMode, entry: Entry) -> Drain:
         """Start the pause in a task that holds the entry and keeps admission closed."""

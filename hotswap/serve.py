@@ -110,6 +110,7 @@ def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrate
 
 @asynccontextmanager
 async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngine]:
+    _log.info("loading %s", model)
     try:
         engine = EmbeddedEngine.from_directory(
             model,

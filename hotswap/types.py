@@ -243,3 +243,10 @@ class UpdateReport:
     elapsed_ms: float
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensors_applied} tensors, {self.bytes_applied / 1e6:.0f} MB {self.load_mode}, "
+            f"staged {self.staged_ms:.0f} ms, paused {self.paused_ms:.0f} ms, "
+            f"epoch {self.stamp.epoch}"
+        )

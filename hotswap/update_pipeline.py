@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from hotswap.attempt import Attempt
+from hotswap.attempt import Attempt, Phase
 from hotswap.command_queue import CommandQueue, OneAtATime
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
@@ -87,6 +87,7 @@ class UpdatePipeline:
         """Hold every byte in host memory, let the source go, and only then pause."""
         update = attempt.update
         async with self._staging.turn(), AsyncExitStack() as held:
+            attempt.phase = Phase.STAGING
             async with opened(strategy, update, self._placement) as stage:
                 with rejecting(f"staging {update.source!r}"):
                     plan = await self._plan(stage, update)
@@ -126,7 +127,9 @@ class UpdatePipeline:
         direct: Buckets | None = None,
     ) -> UpdateReport:
         """Take a turn in the queue, stop the engine, write, let the engine go on."""
+        attempt.phase = Phase.QUEUED
         with await self._queue.enter(attempt.command):
+            attempt.phase = Phase.COMMITTING
             now = self._situation(attempt.update)
             attempt.command = update_command(self._machine.facts)
             self._machine.begin(attempt.command, now)

@@ -63,10 +63,18 @@ class Sampler:
         return index if tokens is None else int(tokens[index])
 
 
-def choose_tokens(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[int]:
-    """One token for each row of ``[texts x vocabulary]`` float32; waits for the device."""
-    chosen: list[int] = logits.argmax(-1).tolist()
-    for row, sampler in enumerate(samplers):
-        if not sampler.is_greedy:
+def choose_tokens(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[int | None]:
+    """One token for each row of ``[texts x vocabulary]`` float32; waits for the device.
+
+    None for a row that has no largest finite logit: the weights are not numbers.
+    """
+    largest, likeliest = logits.max(-1)
+    chosen: list[int | None] = likeliest.tolist()
+    for row, (sampler, is_finite) in enumerate(
+        zip(samplers, largest.isfinite().tolist(), strict=True)
+    ):
+        if not is_finite:
+            chosen[row] = None
+        elif not sampler.is_greedy:
             chosen[row] = sampler.draw(logits[row].cpu())
     return chosen

@@ -171,7 +171,17 @@ class Scheduler:
         tokens = choose_tokens([request.sampler for request in requests], logits)
         self._last_pass_end = time.perf_counter()
         for request, token in zip(requests, tokens, strict=True):
-            self._accept(request, token)
+            if token is None:
+                _log.error(
+                    "request %s ends: its logits are not finite under weight epoch %d (version "
+                    "%s); look for NaN in that checkpoint and send another",
+                    request.rid,
+                    self.stamp.epoch,
+                    self.stamp.version,
+                )
+                self._end(request, reason="error")
+            else:
+                self._accept(request, token)
 
     def _accept(self, request: Request, token: int) -> None:
         request.tokens.append(token)

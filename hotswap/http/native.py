@@ -24,6 +24,7 @@ async def state(request: Request) -> Response:
             "facts": machine.facts,
             "reasons": not_ready(serving),
             "weights": weights_body(serving),
+            "updates": serving.commands.updates,
             "in_flight": serving.engine.in_flight,
             # Flat over many updates, or something leaks.
             "tasks": len(asyncio.all_tasks()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -74,6 +74,11 @@ class Commands(Protocol):
     @property
     def last_update(self) -> UpdateReport | None:
         """The newest successful update."""
+        ...
+
+    @property
+    def updates(self) -> Sequence[Mapping[str, object]]:
+        """Updates that are not over."""
         ...
 
     @property

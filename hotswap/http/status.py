@@ -72,6 +72,7 @@ async def status(request: Request) -> Response:
             "ready": not reasons,
             "reasons": reasons,
             "weights": weights_body(serving),
+            "updates": serving.commands.updates,
             "in_flight": serving.engine.in_flight,
             "http_requests": len(serving.requests),
             "counters": serving.commands.counters.as_dict(),

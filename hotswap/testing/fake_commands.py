@@ -67,7 +67,8 @@ class FakeCommands:
     gate: anyio.Event | None = None
     started: anyio.Event = field(default_factory=anyio.Event)
     calls: list[str] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
+    received: list[Update] = field(default_factory=list)
+    updates: list[dict[str, object]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
     def not_ready_reasons(self) -> list[str]:
@@ -93,7 +94,7 @@ class FakeCommands:
     async def update(self, update: Update) -> UpdateReport:
         """Commit at once."""
         await self._run("update")
-        self.updates.append(update)
+        self.received.append(update)
         self.stamp = WeightStamp(
             version=update.version if update.version is not None else self.stamp.version,
             token_step=update.token_step

@@ -191,3 +191,31 @@ async def test_reprs() -> None:
     assert repr(rig.engine) == (
         "<FakeEngine running InFlightCounts(running=0, waiting=0, holding_kv=0)>"
     )
+
+
+async def test_updates_that_are_not_over_are_listed_with_their_phase() -> None:
+    rig = make_rig()
+    phases = []
+    for step in ("open", "write"):
+        hold = rig.steps.hold(step)
+        update = asyncio.ensure_future(rig.controller.update(update_from("B", version="v")))
+        await hold.arrived.wait()
+        (progress,) = rig.controller.updates
+        phases.append(progress["phase"])
+        assert (progress["source"], progress["strategy"], progress["version"]) == ("B", "fake", "v")
+        hold.release()
+        await update
+    assert phases == ["staging", "committing"]
+    assert rig.controller.updates == []
+
+
+async def test_each_update_leaves_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig()
+    caplog.set_level(logging.INFO, logger="hotswap.update")
+    await rig.controller.update(update_from("B", version="v"))
+    with pytest.raises(UpdateRejected):
+        await rig.controller.update(update_from("wrong"))
+    committed, rejected = (record.getMessage() for record in caplog.records)
+    assert committed.startswith("fake update from B version v committed: 3 tensors, 0 MB staged")
+    assert committed.endswith("epoch 1")
+    assert rejected.startswith("fake update from wrong rejected: ")

@@ -295,3 +295,16 @@ async def test_text_goes_in_and_comes_out(engine: EmbeddedEngine) -> None:
     request = GenerateRequest(rid="default", input_ids=engine.encode("a"))
     chunks = await chunks_of(engine.submit(request))
     assert chunks[-1].finish_reason in ("length", "stop")
+
+
+async def test_weights_that_are_no_numbers_end_requests_with_an_error(
+    engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    norm = engine.model.model.norm.weight
+    good = norm.detach().clone()
+    norm.fill_(float("nan"))
+    chunks = await chunks_of(submit(engine, PROMPT, max_new_tokens=4))
+    assert [(chunk.token_id, chunk.finish_reason) for chunk in chunks] == [(None, "error")]
+    assert "not finite under weight epoch 0 (version None)" in caplog.text
+    norm.copy_(good)
+    assert len(await generate(engine, PROMPT, max_new_tokens=4)) == 4

@@ -60,3 +60,15 @@ def test_any_integer_is_a_seed() -> None:
     for seed in (0, -1, 2**63, 2**70):
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
         assert 0 <= sampler.draw(LOGITS) < 5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_without_a_finite_largest_logit_has_no_token(bad: float) -> None:
+    greedy, drawn = Sampler(SamplingParams()), Sampler(SamplingParams(temperature=1.0, seed=3))
+    broken = LOGITS.clone()
+    broken[2] = bad
+    assert choose_tokens([greedy, drawn, greedy], torch.stack([broken, broken, LOGITS])) == [
+        None,
+        None,
+        1,
+    ]

@@ -76,6 +76,7 @@ async def test_status(serving: Any) -> None:
         "ready": True,
         "reasons": [],
         "weights": WEIGHTS,
+        "updates": [],
         "in_flight": {"running": 0, "waiting": 0, "holding_kv": 0},
         "http_requests": 0,
         "counters": {"commands": {}, "updates": {}, "states": {}},
@@ -135,6 +136,7 @@ async def test_native_state(serving: Any) -> None:
             "facts": {**FACTS, "gate": "abort"},
             "reasons": ["paused"],
             "weights": WEIGHTS,
+            "updates": [],
             "in_flight": {"running": 0, "waiting": 0, "holding_kv": 0},
         },
     )

@@ -48,7 +48,7 @@ async def test_update_from_disk(serving: Any) -> None:
         "missing": [],
         "unknown": [],
     }
-    (update,) = serving.commands.updates
+    (update,) = serving.commands.received
     assert (update.strategy, update.source, update.flush_cache) == ("disk", "/models/b", True)
     assert (update.pause_mode, update.mode) == (None, LoadMode.STAGED)
     assert (await serving.json("GET", "/model_info"))[1]["model_path"] == "/models/b"
@@ -81,7 +81,7 @@ async def test_lenient_bodies(
     status, _ = await serving.json("POST", UPDATE, json=body)
 
     assert status == 200
-    (update,) = serving.commands.updates
+    (update,) = serving.commands.received
     assert {name: getattr(update, name) for name in wanted} == wanted
 
 
