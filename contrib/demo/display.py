@@ -14,7 +14,7 @@ from rich.text import Text
 
 from contrib.demo.client import Client
 from contrib.demo.failed import DemoFailed
-from contrib.demo.streams import Load
+from contrib.demo.streams import UNNAMED, Load
 
 __all__ = ["Display"]
 
@@ -83,7 +83,7 @@ class Display:
             self._state = "no answer"
             return
         self._state = str(status["state"])
-        self._version = status["weights"]["weight_version"] or "boot"
+        self._version = status["weights"]["weight_version"] or UNNAMED
         now, (then, tokens) = time.perf_counter(), self._seen
         if now - then >= RATE_S:
             self._rate = (self._load.tokens - tokens) / (now - then)

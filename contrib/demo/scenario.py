@@ -87,6 +87,7 @@ class Scenario:
         ]
 
     async def _swap(self, swap: Swap, client: Client, load: Load, display: Display) -> None:
+        usual_gap_ms = load.median_gap_ms
         display.phase(f"swap {swap.title}")
         load.forget_gaps()
         reply = await swap.way(client, swap.directory, swap.version)
@@ -94,12 +95,14 @@ class Scenario:
         blackout_ms = load.longest_gap_ms
         display.blackout(blackout_ms)
         evidence = await collect(client)
+        load.forget_gaps()
         await anyio.sleep(self.seconds)
         self.swaps.append(
             SwapResult(
                 title=swap.title,
                 version=swap.version,
                 reply=reply,
+                usual_gap_ms=usual_gap_ms,
                 blackout_ms=blackout_ms,
                 evidence=evidence,
             )

