@@ -15,7 +15,7 @@ from enum import StrEnum
 import anyio
 
 from hotswap.errors import HotswapError, Paused, WeightsNotWhole
-from hotswap.state import Busy, Change, Machine, State, state_of
+from hotswap.state import Activity, Change, Machine, State, state_of
 
 __all__ = ["Admission", "WhilePaused"]
 
@@ -104,7 +104,7 @@ class Admission:
         if self._shut:
             return Paused(_SHUT)
         # What the state will be when a running command leaves everything as it was.
-        state = state_of(replace(self._machine.facts, busy=Busy.NOTHING))
+        state = state_of(replace(self._machine.facts, busy=Activity.NOTHING))
         if state is State.INVALID:
             return WeightsNotWhole(_NOT_WHOLE)
         if state is State.SLEEPING:

@@ -25,7 +25,7 @@ __all__ = [
     "GUARDS",
     "RESTING",
     "TABLE",
-    "Busy",
+    "Activity",
     "Change",
     "Command",
     "Facts",
@@ -92,7 +92,7 @@ class Kv(StrEnum):
     RELEASED = "released"
 
 
-class Busy(StrEnum):
+class Activity(StrEnum):
     """What a running command keeps the forward pass from doing."""
 
     NOTHING = "nothing"
@@ -115,13 +115,13 @@ class Facts:
     gate: PauseMode | None = None
     weights: Weights = Weights.WHOLE
     kv: Kv = Kv.RESIDENT
-    busy: Busy = Busy.NOTHING
+    busy: Activity = Activity.NOTHING
 
 
 def state_of(facts: Facts) -> State:
     """Derive the state; the order of the tests is the order of the design's table."""
-    if facts.busy is not Busy.NOTHING:
-        return State.UPDATING if facts.busy is Busy.UPDATING else State.FLUSHING
+    if facts.busy is not Activity.NOTHING:
+        return State.UPDATING if facts.busy is Activity.UPDATING else State.FLUSHING
     if not facts.weights.resident or facts.kv is Kv.RELEASED:
         return State.SLEEPING
     if facts.weights is not Weights.WHOLE:
@@ -203,22 +203,24 @@ GUARDS: tuple[Guard, ...] = (
 class Rule:
     """What a legal command does to ``busy`` while it runs, and what it needs."""
 
-    during: Busy = Busy.NOTHING
+    during: Activity = Activity.NOTHING
     guards: tuple[Guard, ...] = ()
     touches_weights: bool = False
 
 
 RESTING: tuple[State, ...] = (State.SERVING, State.PAUSED, State.SLEEPING, State.INVALID)
 
-_UPDATE = Rule(during=Busy.UPDATING, guards=(WEIGHTS_RESIDENT, WHOLE_OR_FULL), touches_weights=True)
-_SWAP = Rule(during=Busy.UPDATING, guards=(IDLE_OR_PAUSES,), touches_weights=True)
-_SLEEP = Rule(during=Busy.UPDATING, touches_weights=True)
+_UPDATE = Rule(
+    during=Activity.UPDATING, guards=(WEIGHTS_RESIDENT, WHOLE_OR_FULL), touches_weights=True
+)
+_SWAP = Rule(during=Activity.UPDATING, guards=(IDLE_OR_PAUSES,), touches_weights=True)
+_SLEEP = Rule(during=Activity.UPDATING, touches_weights=True)
 
 TABLE: Mapping[tuple[State, Command], Rule] = {
     **{(state, Command.PAUSE): Rule() for state in RESTING},
     **{(state, Command.RESUME): Rule() for state in RESTING if state is not State.INVALID},
     **{
-        (state, Command.FLUSH): Rule(during=Busy.FLUSHING, guards=(NOTHING_HOLDS_KV,))
+        (state, Command.FLUSH): Rule(during=Activity.FLUSHING, guards=(NOTHING_HOLDS_KV,))
         for state in RESTING
     },
     (State.PAUSED, Command.UPDATE): _UPDATE,
@@ -278,7 +280,7 @@ def _after_wake(facts: Facts, now: Situation) -> Facts:
 
 def after(facts: Facts, command: Command, outcome: Outcome, now: Situation) -> Facts:
     """Facts once ``command`` ended with ``outcome``; ``busy`` is always cleared."""
-    rested = replace(facts, busy=Busy.NOTHING)
+    rested = replace(facts, busy=Activity.NOTHING)
     if outcome is Outcome.DONE:
         return _after_done(rested, command, now)
     if outcome is Outcome.TORN:

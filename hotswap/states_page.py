@@ -17,7 +17,7 @@ from hotswap.state import (
     GUARDS,
     RESTING,
     TABLE,
-    Busy,
+    Activity,
     Command,
     Facts,
     Kv,
@@ -153,7 +153,7 @@ def _facts() -> str:
             ("gate", "open; closed by the client with mode " + _words(PauseMode)),
             ("weights", _words(Weights)),
             ("kv", _words(Kv)),
-            ("busy", _words(Busy)),
+            ("busy", _words(Activity)),
         ]
     )
 
@@ -168,7 +168,7 @@ def _diagram(found: frozenset[Step]) -> str:
     edges: dict[tuple[State, State], set[str]] = {}
     for step in found:
         during = TABLE[step.before, step.command].during
-        if during is Busy.NOTHING:
+        if during is Activity.NOTHING:
             ways = [(step.before, step.after, str(step.command))]
         else:
             middle = state_of(Facts(busy=during))
@@ -205,7 +205,7 @@ def _commands(found: frozenset[Step]) -> str:
             f"`{command}`",
             ", ".join(f"`{guard.name}`" for guard in TABLE[state, command].guards) or "none",
             f"`{state_of(Facts(busy=TABLE[state, command].during))}`"
-            if TABLE[state, command].during is not Busy.NOTHING
+            if TABLE[state, command].during is not Activity.NOTHING
             else "unchanged",
             ends(state, command, Outcome.DONE),
             ends(state, command, Outcome.TORN),

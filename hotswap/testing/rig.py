@@ -11,7 +11,7 @@ import torch
 
 from hotswap.controller import Controller, PauseReport
 from hotswap.fetch import PreRead
-from hotswap.state import Busy, Change, Facts, forward_allowed
+from hotswap.state import Activity, Change, Facts, forward_allowed
 from hotswap.testing.fakes import FakeEngine, FakeStrategy, Steps, fake_weights
 from hotswap.types import InFlightCounts, LoadMode, PauseMode, Scope, Update, WeightStamp
 
@@ -72,7 +72,7 @@ class Rig:
     def assert_rested(self) -> None:
         """Nothing runs, nothing is held, and the engine is as the facts say."""
         facts = self.controller.machine.facts
-        assert facts.busy is Busy.NOTHING, facts
+        assert facts.busy is Activity.NOTHING, facts
         assert self.controller.queue.idle, self.controller.queue
         assert not self.controller.admission.closing
         assert self.engine.forward == forward_allowed(facts), (self.engine, facts)

@@ -15,7 +15,7 @@ from hotswap.state import (
     GUARDS,
     RESTING,
     TABLE,
-    Busy,
+    Activity,
     Change,
     Command,
     Facts,
@@ -46,13 +46,13 @@ LEGAL = {
 """The design's table, written a second time."""
 
 DURING = {
-    C.PAUSE: Busy.NOTHING,
-    C.RESUME: Busy.NOTHING,
-    C.FLUSH: Busy.FLUSHING,
-    C.UPDATE: Busy.UPDATING,
-    C.SWAP: Busy.UPDATING,
-    C.SLEEP: Busy.UPDATING,
-    C.WAKE: Busy.UPDATING,
+    C.PAUSE: Activity.NOTHING,
+    C.RESUME: Activity.NOTHING,
+    C.FLUSH: Activity.FLUSHING,
+    C.UPDATE: Activity.UPDATING,
+    C.SWAP: Activity.UPDATING,
+    C.SLEEP: Activity.UPDATING,
+    C.WAKE: Activity.UPDATING,
 }
 TOUCHING = {C.UPDATE, C.SWAP, C.SLEEP, C.WAKE}
 
@@ -112,11 +112,11 @@ def cases() -> Iterator[tuple[Facts, Command, Situation]]:
 
 
 def test_every_state_is_derived_from_the_facts_in_the_order_of_the_design() -> None:
-    for facts, busy in product(every_facts(), Busy):
+    for facts, busy in product(every_facts(), Activity):
         facts = replace(facts, busy=busy)
-        if busy is Busy.UPDATING:
+        if busy is Activity.UPDATING:
             wanted = S.UPDATING
-        elif busy is Busy.FLUSHING:
+        elif busy is Activity.FLUSHING:
             wanted = S.FLUSHING
         elif "released" in facts.weights or facts.kv is Kv.RELEASED:
             wanted = S.SLEEPING
@@ -179,9 +179,9 @@ def test_every_outcome_sets_the_facts_that_the_design_says() -> None:
     assert untried == {(c, Outcome.TORN) for c in Command if c not in TOUCHING}
 
 
-@pytest.mark.parametrize("busy", [Busy.UPDATING, Busy.FLUSHING])
+@pytest.mark.parametrize("busy", [Activity.UPDATING, Activity.FLUSHING])
 @pytest.mark.parametrize("command", Command)
-def test_nothing_is_legal_while_busy(busy: Busy, command: Command) -> None:
+def test_nothing_is_legal_while_busy(busy: Activity, command: Command) -> None:
     with pytest.raises(IllegalCommand, match="wait until the state rests"):
         Machine(Facts(busy=busy)).check(command, Situation())
 
@@ -264,7 +264,7 @@ def test_forward_passes_never_run_on_weights_that_are_not_whole(
             machine.begin(command, now)
         except CommandError:
             continue
-        assert not (machine.facts.busy is not Busy.NOTHING and forward_allowed(machine.facts))
+        assert not (machine.facts.busy is not Activity.NOTHING and forward_allowed(machine.facts))
         if outcome is Outcome.TORN and command not in TOUCHING:
             outcome = Outcome.UNDONE
         machine.finish(outcome, now)
