@@ -89,8 +89,8 @@ def _costs(console: Console, swaps: Sequence[SwapResult]) -> None:
     reply, live = swaps[-1].reply, len(swaps[-1].evidence.checksums)
     console.print(
         f"{LEGEND}  Each swap loads {reply['tensors_loaded']} tensors of the checkpoint, "
-        f"{reply['bytes'] / 1e6:.0f} MB. The live model has {live}: q, k, v are one there, and\n"
-        "  gate and up; what it computes for itself is counted too.\n",
+        f"{reply['bytes'] / 1e6:.0f} MB. The live model has {live}:\n"
+        "  q, k, v are one there, and gate and up; what it computes for itself is counted too.\n",
         highlight=False,
     )
 
