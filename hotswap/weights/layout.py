@@ -9,7 +9,9 @@ The first of these that exists decides, and nothing else in the directory is rea
 5. ``pytorch_model.bin``
 6. every ``*.pt``, when no two hold the same tensor
 
-Where an index exists, only the index decides which tensor comes from which file.
+Where an index exists, only the index decides which tensor comes from which file. An
+index beside a single file that it does not name is refused: readers of such a
+directory differ about which of the two counts.
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ def find_layout(folder: Folder) -> Layout:
     for single, suffix in (("model.safetensors", ".safetensors"), ("pytorch_model.bin", ".pt")):
         index = f"{single}.index.json"
         if index in names:
-            return _indexed(folder, index, suffix=single[single.rindex(".") :])
+            layout = _indexed(folder, index, suffix=single[single.rindex(".") :])
+            if single in names and single not in layout.files:
+                # Loaders disagree about which of the two counts, and one is a leftover.
+                raise UpdateRejected(
+                    f"{folder.path}: {single} and {index}, which does not name it, are both "
+                    "there, wanted one of them; remove the older"
+                )
+            return layout
         if single in names:
             return Layout(files=(single,))
         loose = tuple(sorted(name for name in names if name.endswith(suffix)))

@@ -152,7 +152,6 @@ def test_only_the_index_decides(tmp_path: Path) -> None:
             "s1.safetensors": {"w": new, "unassigned": old.clone()},
             "s2.safetensors": {"w": old, "v": new},
             "consolidated.safetensors": {"w": old, "v": old.clone()},
-            "model.safetensors": {"w": old, "v": old.clone()},
         },
         index={"w": "s1.safetensors", "v": "s2.safetensors"},
     )
@@ -160,6 +159,22 @@ def test_only_the_index_decides(tmp_path: Path) -> None:
     assert got.keys() == {"w", "v"}
     assert torch.equal(got["w"], new)
     assert torch.equal(got["v"], new)
+
+
+@pytest.mark.parametrize("single", ["model.safetensors", "pytorch_model.bin"])
+def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path: Path, single: str) -> None:
+    """A trainer saved again as one file (or as shards): one of the two is a leftover."""
+    shard = "shard" + Path(single).suffix
+    write = save_file if single.endswith(".safetensors") else torch.save
+    directory = save(tmp_path, {})
+    for name, value in ((single, 1.0), (shard, 0.0)):
+        write({"w": torch.tensor([value])}, directory / name)
+    index = directory / f"{single}.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": shard}}))
+    with pytest.raises(UpdateRejected, match=f"{single} and {index.name}.*remove the older"):
+        Checkpoint.open(directory)
+    index.write_text(json.dumps({"weight_map": {"w": single}}))
+    assert load(directory)["w"].item() == 1.0
 
 
 def test_files_that_the_index_ignores_are_not_opened(tmp_path: Path) -> None:
@@ -196,6 +211,7 @@ def test_the_order_of_preference(tmp_path: Path) -> None:
     assert load(directory)["w"].item() == 1.0
     torch.save(weights[2.0], directory / "pytorch_model.bin")
     assert load(directory)["w"].item() == 2.0
+    (directory / "pytorch_model.bin").unlink()
     torch.save(weights[3.0], directory / "shard.bin")
     index = json.dumps({"weight_map": {"w": "shard.bin"}})
     (directory / "pytorch_model.bin.index.json").write_text(index)

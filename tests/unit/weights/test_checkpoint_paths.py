@@ -29,13 +29,13 @@ def checkpoint_at(directory: Path) -> Path:
         "a/b.safetensors",
         "..\\x.safetensors",
         "x\0.safetensors",
-        "./model.safetensors",
+        "./good.safetensors",
     ],
 )
 def test_an_index_names_plain_files_only(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(GOOD)
     directory = write_directory(
-        tmp_path / "model", {"model.safetensors": GOOD}, weight_map={"w": name}
+        tmp_path / "model", {"good.safetensors": GOOD}, weight_map={"w": name}
     )
     with pytest.raises(UpdateRejected, match="not a plain file name"):
         Checkpoint.open(directory)
