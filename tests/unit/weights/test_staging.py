@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from functools import partial
 
@@ -65,6 +67,18 @@ async def test_jobs_run_off_the_event_loop_and_never_more_than_allowed() -> None
     assert both.parties <= most[0] <= MAX_WORKERS <= 4
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness of a thread is Linux's own")
+async def test_staging_threads_give_way_and_nobody_else_does() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    await run_jobs([lambda: seen.append(os.getpriority(os.PRIO_PROCESS, 0))])
+
+    assert seen == [min(before + 5, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    assert await anyio.to_thread.run_sync(os.getpriority, os.PRIO_PROCESS, 0) == before
+
+
 async def test_the_first_error_stops_the_rest() -> None:
     done: list[int] = []
 
@@ -95,6 +109,8 @@ async def test_cancelling_stops_between_jobs_and_leaves_no_thread_at_work() -> N
         group.start_soon(run_jobs, [partial(job, at) for at in range(1000)])
         await anyio.to_thread.run_sync(started.wait, 30)
         group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()  # it knows, and waits for its threads
         release.set()
     finished = list(done)
     assert len(finished) <= MAX_WORKERS
