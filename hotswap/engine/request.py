@@ -51,6 +51,11 @@ class Request:
         """Whether it has KV; false while it waits, and once it is over."""
         return self.holding is not None
 
+    def reserve(self) -> None:
+        """Make room in its KV for every token so far; only while it runs."""
+        assert self.holding is not None, "a waiting request has no KV to make room in"
+        self.holding.kv.reserve(len(self.tokens))
+
     def work(self) -> Work:
         """What the next forward pass has to do; only while it runs."""
         assert self.holding is not None, "a waiting request has no KV to work on"

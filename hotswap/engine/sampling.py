@@ -12,6 +12,8 @@ __all__ = ["Sampler", "check_sampling", "choose_tokens"]
 
 # Below it the softmax is one-hot, and the division overflows: that is greedy.
 _COLDEST = 1e-5
+# Above it every finite difference is lost already.
+_HOTTEST = torch.finfo(torch.float32).max
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -48,7 +50,8 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor) -> int:
         """Draw from ``[vocabulary]`` float32 on the CPU: temperature, then top-k, then top-p."""
-        scaled = logits / self._params.temperature
+        # The same chances, and neither the coldest nor the hottest leaves float32.
+        scaled = (logits - logits.max()) / min(self._params.temperature, _HOTTEST)
         tokens: torch.Tensor | None = None
         if 0 < self._params.top_k < scaled.shape[0]:
             scaled, tokens = scaled.topk(self._params.top_k)
@@ -56,25 +59,33 @@ class Sampler:
             scaled, tokens = scaled.sort(descending=True)
         chances = scaled.softmax(-1)
         if self._params.top_p < 1.0:
-            # A token stays while those before it have not reached top_p: one always does.
-            reached = chances.cumsum(-1) - chances
-            chances = chances.masked_fill(reached >= self._params.top_p, 0.0)
+            # A token stays while those before it have not reached top_p.
+            is_past = chances.cumsum(-1) - chances >= self._params.top_p
+            # The first always does, also for a top_p that is zero as a float32.
+            is_past[0] = False
+            chances = chances.masked_fill(is_past, 0.0)
         index = int(torch.multinomial(chances, 1, generator=self._generator))
         return index if tokens is None else int(tokens[index])
 
 
-def choose_tokens(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[int | None]:
+def choose_tokens(
+    samplers: Sequence[Sampler], logits: torch.Tensor
+) -> list[int | Exception | None]:
     """One token for each row of ``[texts x vocabulary]`` float32; waits for the device.
 
-    None for a row that has no largest finite logit: the weights are not numbers.
+    None for a row that has no largest finite logit: the weights are not numbers. An
+    error where a draw failed: it is that row's alone.
     """
     largest, likeliest = logits.max(-1)
-    chosen: list[int | None] = likeliest.tolist()
+    chosen: list[int | Exception | None] = likeliest.tolist()
     for row, (sampler, is_finite) in enumerate(
         zip(samplers, largest.isfinite().tolist(), strict=True)
     ):
         if not is_finite:
             chosen[row] = None
         elif not sampler.is_greedy:
-            chosen[row] = sampler.draw(logits[row].cpu())
+            try:
+                chosen[row] = sampler.draw(logits[row].cpu())
+            except Exception as error:
+                chosen[row] = error
     return chosen

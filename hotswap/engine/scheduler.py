@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -130,7 +132,8 @@ class Scheduler:
     def step(self) -> None:
         """One forward pass for everything that runs, new requests among it.
 
-        What goes wrong ends the requests of this pass with ``error``; the next go on.
+        What goes wrong with one request ends that one with ``error``; what goes wrong
+        with the pass itself ends all that are in it. The next go on.
         """
         try:
             with torch.inference_mode():
@@ -142,6 +145,16 @@ class Scheduler:
                 self._end(request, reason="error")
         self._settle()
 
+    @contextmanager
+    def _on_its_own(self, request: Request, doing: str) -> Iterator[None]:
+        """What fails inside ends this request with ``error``, and no other."""
+        try:
+            yield
+        except Exception:
+            _log.exception("request %s ends: %s failed", request.rid, doing)
+            if not request.is_over:
+                self._end(request, reason="error")
+
     def _admit(self) -> None:
         new_tokens = 0
         while (
@@ -150,14 +163,17 @@ class Scheduler:
             and len(self._running) < self._max_running
             and new_tokens < self._max_prefill_tokens
         ):
-            new_tokens += self._start(self._waiting.popleft())
+            request = self._waiting[0]
+            with self._on_its_own(request, "its start"):
+                new_tokens += self._start(request)
 
     def _start(self, request: Request) -> int:
-        """Give a request KV, as much of it as is known already; how many tokens are left."""
+        """Give the first that waits KV, as much as is known already; how many tokens are left."""
         epoch = self.stamp.epoch
-        holding = Holding(kv=KvCache(self._kv_shape), epoch=epoch, flushes=self._flushes)
-        request.holding = holding
-        self._running.append(request)
+        request.holding = holding = Holding(
+            kv=KvCache(self._kv_shape), epoch=epoch, flushes=self._flushes
+        )
+        self._running.append(self._waiting.popleft())
         self._ledger.start()
         cached = self._cache.fill(holding.kv, request.tokens, epoch=epoch) if request.reuse else 0
         if request.cached_tokens is None:
@@ -165,25 +181,33 @@ class Scheduler:
         return len(request.tokens) - cached
 
     def _forward(self) -> None:
+        for request in list(self._running):
+            with self._on_its_own(request, "room for its keys and values"):
+                request.reserve()
         requests = list(self._running)
+        if not requests:
+            return
         batch = make_batch([request.work() for request in requests], self._kv_shape.device)
         logits = self._model(batch)
         tokens = choose_tokens([request.sampler for request in requests], logits)
         self._last_pass_end = time.perf_counter()
         for request, token in zip(requests, tokens, strict=True):
-            if token is None:
-                _log.error(
-                    "request %s ends: its logits are not finite under weight epoch %d (version "
-                    "%s); look for NaN in that checkpoint and send another",
-                    request.rid,
-                    self.stamp.epoch,
-                    self.stamp.version,
-                )
-                self._end(request, reason="error")
-            else:
+            with self._on_its_own(request, "its next token"):
                 self._accept(request, token)
 
-    def _accept(self, request: Request, token: int) -> None:
+    def _accept(self, request: Request, token: int | Exception | None) -> None:
+        if isinstance(token, Exception):
+            raise token
+        if token is None:
+            _log.error(
+                "request %s ends: its logits are not finite under weight epoch %d (version "
+                "%s); look for NaN in that checkpoint and send another",
+                request.rid,
+                self.stamp.epoch,
+                self.stamp.version,
+            )
+            self._end(request, reason="error")
+            return
         request.tokens.append(token)
         finish = request.stop_rule.push(token)
         self._send(request, token, finish)

@@ -10,7 +10,10 @@ import anyio
 import pytest
 
 from hotswap.engine import EmbeddedEngine
+from hotswap.engine.kv import KvCache
 from hotswap.engine.loading import load_model
+from hotswap.engine.prefix_cache import PrefixCache
+from hotswap.engine.sampling import Sampler
 from hotswap.errors import QueueFull
 from hotswap.seams import Engine, GenerateRequest, Generation, Generator, Inspector
 from hotswap.testing.tiny_tokenizer import EOS_ID
@@ -308,3 +311,53 @@ async def test_weights_that_are_no_numbers_end_requests_with_an_error(
     assert "not finite under weight epoch 0 (version None)" in caplog.text
     norm.copy_(good)
     assert len(await generate(engine, PROMPT, max_new_tokens=4)) == 4
+
+
+async def test_the_smallest_top_p_harms_nobody(engine: EmbeddedEngine) -> None:
+    alone = await generate(engine, PROMPT, max_new_tokens=8)
+    gate = Turnstile(engine, passes=2)
+    other = submit(engine, PROMPT, rid="other", max_new_tokens=8)
+    await gate.reached()
+    tiny = submit(engine, PROMPT, rid="tiny", max_new_tokens=8, temperature=1.0, top_p=1e-46)
+    gate.open()
+    assert tokens_of(await chunks_of(other)) == alone
+    # Nothing but the likeliest is left, whatever the temperature.
+    assert tokens_of(await chunks_of(tiny)) == alone
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(Sampler, "draw"), (KvCache, "reserve"), (PrefixCache, "fill"), (PrefixCache, "insert")],
+    ids=["draw", "reserve", "fill", "insert"],
+)
+async def test_what_fails_for_one_request_ends_that_one(
+    where: type,
+    name: str,
+    checkpoint: Make,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with EmbeddedEngine.from_directory(checkpoint(arch="qwen3")) as engine:
+        alone = await generate(engine, PROMPT, max_new_tokens=12)
+        gate = Turnstile(engine, passes=2)
+        other = submit(engine, PROMPT, rid="other", max_new_tokens=12)
+        await gate.reached()
+        calls: list[object] = []
+
+        def fail(*_arguments: object, **_options: object) -> int:
+            calls.append(None)
+            monkeypatch.undo()
+            raise RuntimeError("failed on purpose")
+
+        monkeypatch.setattr(where, name, fail)
+        unlucky = submit(engine, PROMPT, rid="unlucky", max_new_tokens=1, temperature=1.0)
+        gate.open()
+        ended = await chunks_of(unlucky)
+        assert tokens_of(await chunks_of(other)) == alone
+        assert len(calls) == 1
+        # The text of the one that could not be remembered was sent already.
+        assert ended[-1].finish_reason == ("length" if name == "insert" else "error")
+        assert "request unlucky ends: " in caplog.text
+        assert "failed on purpose" in caplog.text
+        assert engine.in_flight == InFlightCounts()
+        assert await generate(engine, PROMPT, max_new_tokens=12) == alone

@@ -72,3 +72,33 @@ def test_a_row_without_a_finite_largest_logit_has_no_token(bad: float) -> None:
         None,
         1,
     ]
+
+
+@pytest.mark.parametrize("top_p", [1e-46, 5e-324, 1e-30])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_the_smallest_top_p_keeps_the_likeliest(top_p: float, top_k: int) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=7, top_p=top_p, top_k=top_k))
+    assert {sampler.draw(LOGITS) for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, 1e30, 1e300])
+@pytest.mark.parametrize("low", [-3e38, -float("inf"), 0.0])
+@pytest.mark.parametrize("high", [3e38, 2.0])
+def test_no_finite_largest_logit_is_too_much(temperature: float, low: float, high: float) -> None:
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=7, top_p=0.9))
+    logits = torch.tensor([low, high, low])
+    assert {sampler.draw(logits) for _ in range(20)} <= {0, 1, 2}
+    if low == -float("inf"):
+        assert sampler.draw(logits) == 1
+
+
+def test_a_draw_that_fails_is_its_own_row_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy, drawn = Sampler(SamplingParams()), Sampler(SamplingParams(temperature=1.0, seed=3))
+
+    def fail(*_arguments: object, **_options: object) -> torch.Tensor:
+        raise RuntimeError("no draw")
+
+    monkeypatch.setattr(torch, "multinomial", fail)
+    first, second, third = choose_tokens([greedy, drawn, greedy], LOGITS.expand(3, -1))
+    assert (first, third) == (1, 1)
+    assert isinstance(second, RuntimeError)
