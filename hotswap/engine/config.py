@@ -26,6 +26,8 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+# Every layer is built before a single weight is looked for.
+_MOST_LAYERS = 10_000
 # Differences in these change no forward pass: the live ones stay.
 _FREE_TO_DIFFER = frozenset({"dtype", "eos_token_ids"})
 
@@ -78,7 +80,9 @@ def parse_config(config: Mapping[str, object]) -> ModelConfig:
     _refuse_unsupported(config, model_type)
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     head_dim = read.count("head_dim", 128 if model_type == "qwen3" else hidden // heads)
-    kv_heads = read.count("num_key_value_heads", heads if model_type == "llama" else 32)
+    # Null means as many as heads; left out, each architecture has its own default.
+    is_left_out = model_type != "llama" and "num_key_value_heads" not in config
+    kv_heads = read.count("num_key_value_heads", 32 if is_left_out else heads)
     if heads % kv_heads:
         raise ValueError(
             f"config.json: num_attention_heads is {heads}, wanted a multiple of "
@@ -90,7 +94,7 @@ def parse_config(config: Mapping[str, object]) -> ModelConfig:
     attention_bias = read.flag("attention_bias", False)
     return ModelConfig(
         model_type=model_type,
-        num_layers=read.count("num_hidden_layers"),
+        num_layers=read.count("num_hidden_layers", most=_MOST_LAYERS),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
@@ -98,7 +102,7 @@ def parse_config(config: Mapping[str, object]) -> ModelConfig:
         vocab_size=read.count("vocab_size"),
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
         intermediate_size=read.count("intermediate_size"),
-        rms_norm_eps=read.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=read.number("rms_norm_eps", 1e-6, least=0),
         # Qwen2 has biases on q, k and v always, and reads no field for it.
         qkv_bias=model_type == "qwen2" or attention_bias,
         o_bias=model_type != "qwen2" and attention_bias,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TypeGuard
 
-__all__ = ["Fields"]
+import torch
+
+__all__ = ["MOST", "Fields"]
+
+MOST = 2**31 - 1
+"""Largest count that makes sense in any field; what multiplies two of them still fits."""
+
+_LARGEST = torch.finfo(torch.float32).max
+_SHOWN = 80
 
 
 class Fields:
@@ -26,30 +36,45 @@ class Fields:
             raise ValueError(f"{self._where}: {name} is missing, wanted {wanted}")
         return value
 
-    def _odd(self, name: str, value: object, wanted: str) -> ValueError:
-        return ValueError(f"{self._where}: {name} is {value!r}, wanted {wanted}")
+    def is_absent(self, name: str) -> bool:
+        """Whether the field is missing or null."""
+        return self._content.get(name) is None
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self._value(name, "a positive integer", default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._odd(name, value, "a positive integer")
+    def _odd(self, name: str, value: object, wanted: str) -> ValueError:
+        seen = repr(value)
+        shown = seen if len(seen) <= _SHOWN else f"{seen[:_SHOWN]}..."
+        return ValueError(f"{self._where}: {name} is {shown}, wanted {wanted}")
+
+    def count(self, name: str, default: int | None = None, *, most: int = MOST) -> int:
+        """A positive integer up to ``most``."""
+        wanted = f"a positive integer up to {most}"
+        value = self._value(name, wanted, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self._odd(name, value, wanted)
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number, not a boolean."""
-        value = self._value(name, "a number", default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._odd(name, value, "a number")
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+        *,
+        least: float = -_LARGEST,
+        above: float = -math.inf,
+    ) -> float:
+        """A number that a float32 can hold, not a boolean: ``least`` or more, above ``above``."""
+        wanted = _wanted(least, above)
+        value = self._value(name, wanted, default)
+        if not _is_number(value) or not above < value or not least <= value <= _LARGEST:
+            raise self._odd(name, value, wanted)
         return float(value)
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
-        """A list of ``length`` numbers."""
-        wanted = f"{length} numbers"
+        """A list of ``length`` numbers above 0."""
+        wanted = f"{length} finite numbers above 0"
         value = self._value(name, wanted, None)
         if not isinstance(value, list | tuple) or len(value) != length:
             raise self._odd(name, value, wanted)
-        if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
+        if not all(_is_number(item) and 0 < item <= _LARGEST for item in value):
             raise self._odd(name, value, wanted)
         return tuple(float(item) for item in value)
 
@@ -67,3 +92,13 @@ class Fields:
         if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
             raise self._odd(name, value, "a token id or a list of them")
         return frozenset(items)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _wanted(least: float, above: float) -> str:
+    if above > -math.inf:
+        return f"a finite number above {above:g}"
+    return "a finite number" if least == -_LARGEST else f"a finite number of at least {least:g}"

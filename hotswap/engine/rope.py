@@ -88,6 +88,11 @@ class RotaryEmbedding(nn.Module):
             self._register("long_inv_freq", _stretched(rope, head_dim, rope.long_factor), device)
 
     def _register(self, name: str, values: torch.Tensor, device: torch.device) -> None:
+        if not values.isfinite().all():
+            raise ValueError(
+                f"the rope parameters give frequencies that are not finite ({self._rope}); wanted "
+                "a rope_theta and factors that a float32 can hold"
+            )
         self.register_buffer(name, values.to(device), persistent=False)
 
     def forward(

@@ -2,7 +2,8 @@
 
 Transformers 4 wrote ``rope_theta`` beside ``rope_scaling`` (with ``type`` or
 ``rope_type``); transformers 5 writes one ``rope_parameters``. Both come out the
-same here. Defaults are those of transformers 5.
+same here; of two that are written, ``rope_scaling`` is the one that counts, and all
+of it. Defaults are those of transformers 5.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def parse_rope(
     """
     written = _written(config)
     fields = Fields(written, "rope parameters")
-    theta = fields.number("rope_theta", Fields(config).number("rope_theta", _DEFAULT_THETA))
+    outer = Fields(config).number("rope_theta", _DEFAULT_THETA, above=0)
+    theta = fields.number("rope_theta", outer, above=0)
     partial = fields.number("partial_rotary_factor", 1.0)
     if Fields(config).number("partial_rotary_factor", partial) != 1.0 or partial != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported by this engine")
@@ -91,15 +93,19 @@ def parse_rope(
 
 
 def _written(config: Mapping[str, object]) -> Mapping[str, object]:
-    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(written, Mapping):
-        # Transformers 5 may nest them by kind of layer; every layer here is a full one.
-        written = written.get("full_attention", written)
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(written, Mapping):
         raise ValueError(f"config.json has rope parameters {written!r}, wanted an object")
-    nested = [name for name, value in written.items() if isinstance(value, Mapping)]
+    nested = [
+        name
+        for name, value in written.items()
+        if isinstance(value, Mapping) or name.endswith("_attention")
+    ]
     if nested:
-        raise ValueError(f"config.json has rope parameters for {nested}, wanted full_attention")
+        # Of these architectures transformers ignores them, or fails on them.
+        raise ValueError(
+            f"config.json has rope parameters for {nested} each, wanted the same for every layer"
+        )
     return written
 
 
@@ -132,38 +138,48 @@ class _Scaled:
 
     def factor_or_ratio(self) -> float:
         """``factor``, or how far the context was stretched where it is not given."""
-        return self.fields.number("factor", self.max_positions / self.original)
+        ratio = self.max_positions / self.original
+        return ratio if self.fields.is_absent("factor") else self.factor()
+
+    def factor(self) -> float:
+        """How far the context is stretched."""
+        return self.fields.number("factor", least=1)
 
 
 def _linear(scaled: _Scaled, _head_dim: int) -> RopeParameters:
     return RopeParameters(
-        rope_type=RopeType.LINEAR, rope_theta=scaled.theta, factor=scaled.fields.number("factor")
+        rope_type=RopeType.LINEAR, rope_theta=scaled.theta, factor=scaled.factor()
     )
 
 
-def _dynamic(scaled: _Scaled, _head_dim: int) -> RopeParameters:
+def _dynamic(scaled: _Scaled, head_dim: int) -> RopeParameters:
+    if head_dim < 4:
+        raise ValueError(f"config.json: head_dim is {head_dim}, wanted 4 or more for dynamic rope")
     return RopeParameters(
         rope_type=RopeType.DYNAMIC,
         rope_theta=scaled.theta,
-        factor=scaled.fields.number("factor"),
+        factor=scaled.factor(),
         original_positions=scaled.original,
     )
 
 
 def _llama3(scaled: _Scaled, _head_dim: int) -> RopeParameters:
+    low = scaled.fields.number("low_freq_factor", above=0)
     return RopeParameters(
         rope_type=RopeType.LLAMA3,
         rope_theta=scaled.theta,
-        factor=scaled.fields.number("factor"),
+        factor=scaled.factor(),
         original_positions=scaled.original,
-        low_freq_factor=scaled.fields.number("low_freq_factor"),
-        high_freq_factor=scaled.fields.number("high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=scaled.fields.number("high_freq_factor", above=low),
     )
 
 
 def _yarn(scaled: _Scaled, _head_dim: int) -> RopeParameters:
     fields, factor = scaled.fields, scaled.factor_or_ratio()
-    mscale, all_dim = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    if scaled.theta <= 1:
+        raise ValueError(f"rope parameters: rope_theta is {scaled.theta}, wanted above 1 for yarn")
+    mscale, all_dim = (fields.number(name, 0.0, least=0) for name in ("mscale", "mscale_all_dim"))
     if mscale and all_dim:
         inferred = _yarn_scale(factor, mscale) / _yarn_scale(factor, all_dim)
     else:
@@ -173,9 +189,10 @@ def _yarn(scaled: _Scaled, _head_dim: int) -> RopeParameters:
         rope_theta=scaled.theta,
         factor=factor,
         original_positions=scaled.original,
-        attention_factor=fields.number("attention_factor", inferred),
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
+        attention_factor=fields.number("attention_factor", inferred, above=0),
+        # Zero is as good as absent, to transformers too.
+        beta_fast=fields.number("beta_fast", 32.0, least=0) or 32.0,
+        beta_slow=fields.number("beta_slow", 1.0, least=0) or 1.0,
         truncate=fields.flag("truncate", True),
     )
 
@@ -186,13 +203,18 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 def _longrope(scaled: _Scaled, head_dim: int) -> RopeParameters:
     fields, factor = scaled.fields, scaled.factor_or_ratio()
+    if scaled.original < 2:
+        raise ValueError(
+            f"rope parameters: original_max_position_embeddings is {scaled.original}, "
+            "wanted 2 or more for longrope"
+        )
     inferred = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(scaled.original))
     return RopeParameters(
         rope_type=RopeType.LONGROPE,
         rope_theta=scaled.theta,
         factor=factor,
         original_positions=scaled.original,
-        attention_factor=fields.number("attention_factor", inferred),
+        attention_factor=fields.number("attention_factor", inferred, above=0),
         short_factor=fields.numbers("short_factor", head_dim // 2),
         long_factor=fields.numbers("long_factor", head_dim // 2),
     )

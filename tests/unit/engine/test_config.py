@@ -113,6 +113,7 @@ def test_model_type_alone_and_architectures_alone_will_do() -> None:
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor"),
         ({"rope_scaling": [1]}, "rope parameters"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "sliding_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention"),
         ({"rope_parameters": {"full_attention": 3}}, "rope parameters"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor"),
         (
@@ -137,11 +138,88 @@ def test_refused_by_name(change: dict[str, object], named: str) -> None:
         parse_config({**BASE, **change})
 
 
-def test_rope_parameters_may_be_nested_by_kind_of_layer() -> None:
-    flat = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
-    nested = parse_config({**BASE, "rope_parameters": {"full_attention": flat}})
-    assert nested == parse_config({**BASE, "rope_parameters": flat})
-    assert nested.rope.rope_theta == 7.0
+def test_of_two_spellings_of_rope_rope_scaling_counts() -> None:
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
+    bare = without("rope_theta") | {"rope_parameters": new}
+    assert parse_config(bare).rope.rope_theta == 7.0
+    assert parse_config(bare | {"rope_scaling": None}) == parse_config(bare)
+    assert parse_config(bare | {"rope_scaling": {}}) == parse_config(bare)
+    old: dict[str, object] = {"type": "yarn", "factor": 4.0}
+    both = parse_config(bare | {"rope_scaling": old})
+    # All of it: a theta that the other one has does not count.
+    assert both == parse_config(without("rope_theta") | {"rope_scaling": old})
+    assert both.rope.rope_theta == 10000.0
+    outer = parse_config(bare | {"rope_scaling": old, "rope_theta": 9.0})
+    assert outer.rope.rope_theta == 9.0
+    inner = parse_config(bare | {"rope_scaling": old | {"rope_theta": 8.0}, "rope_theta": 9.0})
+    assert inner.rope.rope_theta == 8.0
+
+
+def test_zero_turns_of_yarn_are_the_default() -> None:
+    yarn: dict[str, object] = {"type": "yarn", "factor": 4.0}
+    wanted = parse_config({**BASE, "rope_scaling": yarn})
+    zero = yarn | {"beta_fast": 0, "beta_slow": 0}
+    assert parse_config({**BASE, "rope_scaling": zero}) == wanted
+
+
+def test_kv_heads_that_are_null_are_as_many_as_heads() -> None:
+    for base in (LLAMA, QWEN2, BASE):
+        assert parse_config({**base, "num_key_value_heads": None}).num_kv_heads == 4
+
+
+_HUGE = 10**400
+
+
+def _rope(kind: str, **fields: object) -> dict[str, object]:
+    return {"rope_scaling": {"type": kind, "factor": 2.0, **fields}}
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"vocab_size": 10**13}, "vocab_size is 10000000000000, wanted a positive integer up to"),
+        ({"hidden_size": _HUGE}, r"hidden_size is 10*\.\.\., wanted a positive"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, wanted .* up to 10000"),
+        (
+            {"rms_norm_eps": _HUGE},
+            r"rms_norm_eps is 10*\.\.\., wanted a finite number of at least 0",
+        ),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06, wanted a finite number of at least 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, wanted a finite"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, wanted a finite"),
+        ({"rope_theta": 0}, "rope_theta is 0, wanted a finite number above 0"),
+        ({"rope_theta": _HUGE}, "rope_theta is 10.*wanted a finite"),
+        (_rope("linear", rope_theta=-1.0), "rope_theta is -1.0, wanted"),
+        (_rope("linear", factor=0), "factor is 0, wanted a finite number of at least 1"),
+        (_rope("dynamic", factor=0.5), "factor is 0.5, wanted"),
+        (_rope("dynamic") | {"head_dim": 2}, "head_dim is 2, wanted 4 or more"),
+        (_rope("yarn", factor=float("inf")), "factor is inf, wanted"),
+        (_rope("yarn", rope_theta=1), "rope_theta is 1.0, wanted above 1 for yarn"),
+        (_rope("yarn", beta_fast=-1), "beta_fast is -1, wanted"),
+        (_rope("yarn", mscale=-1.0, mscale_all_dim=1.0), "mscale is -1.0, wanted"),
+        (_rope("yarn", attention_factor=0), "attention_factor is 0, wanted"),
+        (_rope("llama3", **_LLAMA3 | {"low_freq_factor": 0}), "low_freq_factor is 0, wanted"),
+        (
+            _rope("llama3", **_LLAMA3 | {"high_freq_factor": 1.0}),
+            "high_freq_factor is 1.0, wanted a finite number above 1",
+        ),
+        (
+            _rope("longrope", original_max_position_embeddings=1, **_LONG),
+            "original_max_position_embeddings is 1, wanted 2 or more",
+        ),
+        (
+            _rope("longrope", **_LONG | {"long_factor": [0.0] * 16}),
+            "long_factor is .*wanted 16 finite numbers above 0",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        parse_config({**BASE, **change})
 
 
 def test_a_sliding_window_that_no_layer_uses_is_full_attention() -> None:

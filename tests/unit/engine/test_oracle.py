@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hotswap.engine import EmbeddedEngine
 from hotswap.engine.loading import load_model
+from hotswap.testing.checkpoints import make_checkpoint
 from tests.unit.engine.conftest import Make
 from tests.unit.engine.driving import generate_all, logits_of, prompts, random_ids
 
@@ -107,6 +109,27 @@ def test_rope_types_equal_transformers(name: str, old_style: bool, checkpoint: M
     directory = checkpoint(rope=ROPES[name], old_style=old_style, max_position_embeddings=longest)
     for length in (20, 60):
         check_logits(directory, length=length)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": ROPES["linear"]},
+        {"rope_scaling": ROPES["yarn"] | {"rope_theta": 500.0}},
+        {"rope_scaling": ROPES["llama3"], "rope_theta": 700.0},
+        {"rope_scaling": ROPES["yarn"], "original_max_position_embeddings": 24},
+        {"rope_scaling": None},
+        {"rope_scaling": ROPES["yarn"] | {"beta_fast": 0}},
+    ],
+    ids=str,
+)
+def test_two_spellings_of_rope_equal_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    directory = make_checkpoint(
+        tmp_path, rope={"rope_theta": 90.0, **ROPES["dynamic"]}, max_position_embeddings=64
+    )
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    check_logits(directory)
 
 
 def test_rope_type_changes_the_logits(checkpoint: Make) -> None:
