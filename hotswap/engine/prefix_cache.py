@@ -35,6 +35,7 @@ class PrefixCache:
         self._entries: OrderedDict[tuple[int, tuple[int, ...]], KvCache] = OrderedDict()
         self._size_bytes = 0
         self._hits = self._misses = 0
+        self._dropped = 0
         self.stats = CacheStats()
 
     def __repr__(self) -> str:
@@ -46,6 +47,7 @@ class PrefixCache:
         Returns its length, at most one less than ``tokens`` has: the last one must
         run for there to be logits.
         """
+        self._dropped = 0
         wanted = tuple(tokens[:-1])
         best, length = None, 0
         for key in self._entries:
@@ -63,6 +65,7 @@ class PrefixCache:
 
     def insert(self, kv: KvCache, tokens: Sequence[int], *, epoch: int) -> None:
         """Keep a copy of ``kv``, which holds ``tokens`` (as many as it is long)."""
+        self._dropped = 0
         key = (epoch, tuple(tokens[: kv.length]))
         for known in list(self._entries):
             if known[0] != epoch:
@@ -80,17 +83,22 @@ class PrefixCache:
         self._publish()
 
     def flush(self) -> int:
-        """Drop everything and count anew; how many entries went."""
-        count = len(self._entries)
+        """Drop everything and count anew; how many entries went.
+
+        Those that :meth:`keep_only` has dropped count too, as long as the cache has
+        not been used since: an update that flushes is one act to whoever asked for it.
+        """
+        count = len(self._entries) + self._dropped
         self._entries.clear()
-        self._size_bytes = self._hits = self._misses = 0
+        self._size_bytes = self._hits = self._misses = self._dropped = 0
         self._publish()
         return count
 
     def keep_only(self, epoch: int) -> None:
-        """Drop the entries of every other epoch."""
+        """Drop the entries of every other epoch: they could never match again."""
         for key in [key for key in self._entries if key[0] != epoch]:
             self._remove(key)
+            self._dropped += 1
         self._publish()
 
     def _remove(self, key: tuple[int, tuple[int, ...]]) -> None:

@@ -125,6 +125,30 @@ def test_flush_drops_all_and_counts_anew(cache: PrefixCache) -> None:
     assert repr(cache) == "<PrefixCache 0 entries 0 bytes>"
 
 
+def test_a_flush_counts_what_the_commit_before_it_dropped(cache: PrefixCache) -> None:
+    cache.insert(kv_of([1]), [1], epoch=0)
+    cache.insert(kv_of([2]), [2], epoch=0)
+    # Twice, as a commit that is rolled forward does.
+    cache.keep_only(1)
+    cache.keep_only(1)
+    assert (cache.stats.entries, cache.stats.size_bytes) == (0, 0)
+    assert cache.flush() == 2
+    assert cache.flush() == 0
+
+
+@pytest.mark.parametrize("use", ["fill", "insert"])
+def test_what_a_commit_dropped_is_forgotten_once_the_cache_is_used(
+    use: str, cache: PrefixCache
+) -> None:
+    cache.insert(kv_of([1]), [1], epoch=0)
+    cache.keep_only(1)
+    if use == "fill":
+        assert filled(cache, [1, 2], epoch=1) == []
+    else:
+        cache.insert(kv_of([5]), [5], epoch=1)
+    assert cache.flush() == (use == "insert")
+
+
 async def test_a_hit_changes_no_token(engine: EmbeddedEngine) -> None:
     first = await chunks_of(submit(engine, PROMPT, max_new_tokens=10))
     again = await chunks_of(submit(engine, PROMPT, max_new_tokens=10))
