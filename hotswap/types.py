@@ -115,13 +115,15 @@ class Manifest:
     """What a source says that it will deliver, before it delivers any of it.
 
     ``config`` is the checkpoint's model configuration (``config.json``) where
-    the source has one; engines compare it with what they run.
+    the source has one; engines compare it with what they run. ``generation_config``
+    (``generation_config.json``) says, among other things, which tokens end a text.
 
     Raises: UpdateRejected when a name appears twice.
     """
 
     tensors: tuple[TensorSpec, ...]
     config: Mapping[str, object] | None = None
+    generation_config: Mapping[str, object] | None = None
     _by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,10 +139,14 @@ class Manifest:
 
     @classmethod
     def of(
-        cls, tensors: Iterable[TensorSpec], *, config: Mapping[str, object] | None = None
+        cls,
+        tensors: Iterable[TensorSpec],
+        *,
+        config: Mapping[str, object] | None = None,
+        generation_config: Mapping[str, object] | None = None,
     ) -> Manifest:
         """Build a manifest from any iterable of specs."""
-        return cls(tensors=tuple(tensors), config=config)
+        return cls(tensors=tuple(tensors), config=config, generation_config=generation_config)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,20 +13,19 @@ from typing import Self
 import anyio
 import torch
 
-from hotswap.engine.config import differences, parse_config
 from hotswap.engine.gate import PauseTicket
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.in_flight import InFlightLedger
 from hotswap.engine.intake import Intake
 from hotswap.engine.kv import KvShape
-from hotswap.engine.loading import LoadedModel, load_generation_eos, load_model
+from hotswap.engine.loading import LoadedModel, load_model
 from hotswap.engine.loop import EngineLoop
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm
+from hotswap.engine.model_plan import plan_model
 from hotswap.engine.prefix_cache import CacheStats, PrefixCache
 from hotswap.engine.scheduler import Scheduler
 from hotswap.engine.steps import EngineSteps
 from hotswap.engine.tokenizer import TextCodec, load_codec
-from hotswap.errors import UpdateRejected
 from hotswap.seams import EnginePause, GenerateRequest, Plan
 from hotswap.types import Bucket, InFlightCounts, Manifest, PauseMode, Scope, WeightStamp
 
@@ -56,7 +55,6 @@ class EmbeddedEngine:
         """Use :meth:`from_directory`, unless the model is built elsewhere."""
         config = loaded.model.config
         self._target = loaded.target
-        self._eos = config.eos_token_ids | eos_token_ids
         self._path = path
         self._max_running = max_running_requests
         self._cache = PrefixCache(max_entries=64, max_bytes=prefix_cache_bytes)
@@ -79,7 +77,11 @@ class EmbeddedEngine:
             max_running=max_running_requests,
             max_prefill_tokens=max_prefill_tokens,
         )
-        self._steps = EngineSteps(self._scheduler, loaded.target)
+        self._steps = EngineSteps(
+            self._scheduler,
+            loaded.target,
+            eos=config.eos_token_ids | loaded.eos_token_ids | eos_token_ids,
+        )
         self._loop = EngineLoop(self._steps)
         self._intake = Intake(
             config,
@@ -87,7 +89,7 @@ class EmbeddedEngine:
             loop=self._loop,
             ledger=self._ledger,
             codec=codec,
-            eos=self._eos,
+            eos=lambda: self._steps.eos,
         )
 
     @classmethod
@@ -114,7 +116,6 @@ class EmbeddedEngine:
         return cls(
             loaded,
             codec=load_codec(directory),
-            eos_token_ids=load_generation_eos(directory),
             max_running_requests=max_running_requests,
             max_queued=max_queued,
             prefix_cache_bytes=prefix_cache_bytes,
@@ -191,7 +192,7 @@ class EmbeddedEngine:
             "tie_word_embeddings": config.tie_word_embeddings,
             "max_position_embeddings": config.max_position_embeddings,
             "max_context": config.max_context,
-            "eos_token_ids": sorted(self._eos),
+            "eos_token_ids": sorted(self._steps.eos),
             "dtype": str(self._kv_shape.dtype).removeprefix("torch."),
             "device": str(self._kv_shape.device),
             "has_tokenizer": self._intake.has_codec,
@@ -207,18 +208,7 @@ class EmbeddedEngine:
 
         Raises: UpdateRejected with everything that is wrong.
         """
-        if manifest.config is not None:
-            try:
-                seen = parse_config(manifest.config)
-            except ValueError as error:
-                raise UpdateRejected(f"the source's configuration: {error}") from error
-            found = differences(seen, self.model.config)
-            if found:
-                raise UpdateRejected(
-                    f"the source's config.json describes another model: {'; '.join(found)}; "
-                    "send a checkpoint of the model that is served"
-                )
-        return self._target.plan(manifest, scope)
+        return plan_model(self._target, manifest, scope, live=self.model.config)
 
     # --- commands; event loop
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -32,8 +33,9 @@ class Intake:
         loop: EngineLoop,
         ledger: InFlightLedger,
         codec: TextCodec | None,
-        eos: frozenset[int],
+        eos: Callable[[], frozenset[int]],
     ) -> None:
+        """``eos`` says which tokens end a text that is asked for now."""
         self._config = config
         self._scheduler = scheduler
         self._loop = loop
@@ -101,7 +103,7 @@ class Intake:
             sampler=Sampler(asked.sampling),
             stop_rule=StopRule(
                 asked.sampling,
-                eos=self._eos,
+                eos=self._eos(),
                 room=self._config.max_context - length,
                 codec=self._codec,
             ),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from hotswap.engine.config import ModelConfig, parse_config
-from hotswap.engine.config_fields import Fields
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm, fused_rules, padded_rows
+from hotswap.engine.model_plan import generation_eos
 from hotswap.types import Scope
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
@@ -22,7 +21,6 @@ __all__ = [
     "build_model",
     "choose_device",
     "choose_dtype",
-    "load_generation_eos",
     "load_model",
 ]
 
@@ -32,10 +30,14 @@ _SKIPPED = ("rotary_emb.inv_freq",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model, and the door to its weights."""
+    """A model, and the door to its weights.
+
+    ``eos_token_ids`` end a text, besides those of the model's configuration.
+    """
 
     model: CausalLm
     target: WeightTarget
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 def choose_dtype(name: str | torch.dtype, config: ModelConfig) -> torch.dtype:
@@ -88,6 +90,7 @@ def load_model(
     """
     with Checkpoint.open(directory) as checkpoint:
         config = parse_config(checkpoint.manifest.config or {})
+        eos = generation_eos(checkpoint.manifest)
         loaded = build_model(
             config,
             dtype=choose_dtype(dtype, config),
@@ -99,21 +102,4 @@ def load_model(
         for bucket in checkpoint.buckets():
             loaded.target.write(plan, bucket)
     loaded.target.finish()
-    return loaded
-
-
-def load_generation_eos(directory: Path) -> frozenset[int]:
-    """End-of-sequence ids of ``generation_config.json``, where there is one.
-
-    Raises: ValueError for a file that is no JSON object, or odd ids in it.
-    """
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return frozenset()
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object, wanted one")
-    return Fields(content, path.name).token_ids("eos_token_id")
+    return replace(loaded, eos_token_ids=eos)

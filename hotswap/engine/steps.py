@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hotswap.engine.gate import GateState
+from hotswap.engine.model_plan import ModelPlan
 from hotswap.engine.scheduler import Scheduler
 from hotswap.seams import Plan
 from hotswap.types import Bucket, WeightStamp
@@ -14,11 +15,16 @@ __all__ = ["EngineSteps"]
 
 
 class EngineSteps:
-    """Satisfies ``loop.Steps``. Engine thread only."""
+    """Satisfies ``loop.Steps``. Engine thread only, ``eos`` excepted.
 
-    def __init__(self, scheduler: Scheduler, target: WeightTarget) -> None:
+    ``eos`` are the tokens that end a text: those of the weights that were committed.
+    """
+
+    def __init__(self, scheduler: Scheduler, target: WeightTarget, *, eos: frozenset[int]) -> None:
         self.scheduler = scheduler
+        self.eos = eos
         self._target = target
+        self._written: Plan | None = None
 
     def __repr__(self) -> str:
         return f"<EngineSteps {self.scheduler!r}>"
@@ -44,13 +50,21 @@ class EngineSteps:
     def write(self, plan: Plan, bucket: Bucket) -> None:
         """Copy a bucket into the live weights. Raises: RuntimeError while not paused."""
         self._check_paused("write")
+        self._written = plan
         self._target.write(plan, bucket)
 
     def commit(self, stamp: WeightStamp) -> None:
-        """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
+        """Finish the writes; adopt ``stamp``, and the ends of text that came with them.
+
+        Raises: RuntimeError while not paused.
+        """
         self._check_paused("commit")
         self._target.finish()
         self.scheduler.commit(stamp)
+        # Only now: an update that failed half way leaves them as they were.
+        written, self._written = self._written, None
+        if isinstance(written, ModelPlan) and written.eos_token_ids is not None:
+            self.eos = written.eos_token_ids
 
     def read(self, name: str, rows: int) -> torch.Tensor:
         """First rows of a weight, a copy on the CPU. Raises: KeyError."""

@@ -34,7 +34,9 @@ _BUCKET_BYTES = 256 * 2**20
 
 
 class Checkpoint:
-    """Weights and ``config.json`` of one directory; satisfies ``Stage``.
+    """Weights and configurations of one directory; satisfies ``Stage``.
+
+    ``config.json`` has to be there, ``generation_config.json`` may be.
 
     From safetensors its payloads are ``FileTensor``; from torch files they are
     tensors in host memory that the checkpoint owns until it is closed.
@@ -65,8 +67,10 @@ class Checkpoint:
         with ExitStack() as undo:
             with Folder.open(directory, allowed=allowed) as folder:
                 config = folder.read_object("config.json")
+                generation = _read_if_there(folder, "generation_config.json")
                 payloads = _open_payloads(folder, find_layout(folder), undo)
-            manifest = Manifest.of(itertools.starmap(_spec, payloads.items()), config=config)
+            specs = itertools.starmap(_spec, payloads.items())
+            manifest = Manifest.of(specs, config=config, generation_config=generation)
             return cls(folder.path, payloads=payloads, manifest=manifest, resources=undo.pop_all())
 
     def __repr__(self) -> str:
@@ -90,7 +94,7 @@ class Checkpoint:
 
     @property
     def manifest(self) -> Manifest:
-        """Everything that ``buckets`` delivers, with ``config.json``."""
+        """Everything that ``buckets`` delivers, with both configurations."""
         return self._manifest
 
     def buckets(self) -> Iterator[Bucket]:
@@ -105,6 +109,10 @@ class Checkpoint:
                 bucket, held_bytes = [], 0
         if bucket:
             yield bucket
+
+
+def _read_if_there(folder: Folder, name: str) -> dict[str, object] | None:
+    return folder.read_object(name) if name in folder.names() else None
 
 
 def _open_payloads(folder: Folder, layout: Layout, undo: ExitStack) -> dict[str, Payload]:

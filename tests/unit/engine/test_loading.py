@@ -8,7 +8,7 @@ import torch
 
 from hotswap.engine import EmbeddedEngine
 from hotswap.engine.config import parse_config
-from hotswap.engine.loading import choose_device, choose_dtype, load_generation_eos, load_model
+from hotswap.engine.loading import choose_device, choose_dtype, load_model
 from hotswap.errors import UpdateRejected
 from hotswap.testing.checkpoints import make_checkpoint
 from tests.unit.engine.conftest import Make
@@ -83,13 +83,25 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 def test_ends_of_text_of_the_generation_configuration(
     content: str | None, ids: set[int], tmp_path: Path
 ) -> None:
+    directory = make_checkpoint(tmp_path, eos=False)
+    path = directory / "generation_config.json"
+    path.unlink()
     if content is not None:
-        (tmp_path / "generation_config.json").write_text(content)
-    assert load_generation_eos(tmp_path) == ids
+        path.write_text(content)
+    assert load_model(directory, device="cpu").eos_token_ids == ids
+    described = EmbeddedEngine.from_directory(directory, device="cpu").describe()
+    assert described["eos_token_ids"] == sorted(ids)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', "\x80"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', "\x80", '{"a":1,"a":2}'])
 def test_an_odd_generation_configuration_is_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"generation_config\.json"):
-        load_generation_eos(tmp_path)
+    directory = make_checkpoint(tmp_path)
+    (directory / "generation_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises((ValueError, UpdateRejected), match=r"generation_config\.json"):
+        load_model(directory, device="cpu")
+
+
+def test_frequencies_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, rope={"rope_theta": 1e-300})
+    with pytest.raises(ValueError, match=r"frequencies that are not finite.*rope_theta=1e-300"):
+        load_model(directory, device="cpu")

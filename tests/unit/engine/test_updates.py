@@ -13,6 +13,7 @@ import torch
 
 from hotswap.engine import EmbeddedEngine
 from hotswap.errors import UpdateRejected
+from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.types import Manifest, PauseMode, Scope, TensorSpec, WeightStamp
 from hotswap.weights.checkpoint import Checkpoint
 from tests.unit.engine.conftest import Make
@@ -198,6 +199,12 @@ def config_of(directory: Path, **changes: object) -> dict[str, object]:
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "rope_type is linear, wanted default; factor is 2.0, wanted 1.0",
         ),
+        (
+            # Beside the rope_parameters that the checkpoint has: it wins, as in transformers.
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 5.0}},
+            "rope_type is linear, wanted default; rope_theta is 5.0, wanted 10000.0; factor is 2.0",
+        ),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
     ],
@@ -233,3 +240,85 @@ async def test_rotary_frequencies_of_old_checkpoints_are_skipped(
     unknown = TensorSpec(name="model.extra", dtype=torch.float32, shape=(16,))
     with pytest.raises(UpdateRejected, match=r"model\.extra"):
         engine.plan(Manifest.of([*engine.manifest().tensors, unknown]), Scope.FULL)
+
+
+def with_eos(directory: Path, config: object, generation: object) -> Path:
+    """A checkpoint of another seed with these ends of text; ``...`` is no such file."""
+    make_checkpoint(directory, arch="qwen3", seed=1)
+    path = directory / "config.json"
+    path.write_text(json.dumps(config_of(directory, eos_token_id=config)))
+    path = directory / "generation_config.json"
+    path.unlink()
+    if generation is not ...:
+        path.write_text(json.dumps({"eos_token_id": generation}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "wanted"),
+    [
+        (7, ..., {7}),
+        (None, [8, 9], {8, 9}),
+        ([7], 8, {7, 8}),
+        (None, ..., set()),
+    ],
+)
+async def test_ends_of_text_are_those_of_a_fresh_server(
+    config: object, generation: object, wanted: set[int], checkpoint: Make, tmp_path: Path
+) -> None:
+    b = with_eos(tmp_path, config, generation)
+    async with EmbeddedEngine.from_directory(b) as fresh:
+        described = fresh.describe()
+    assert described["eos_token_ids"] == sorted(wanted)
+    async with EmbeddedEngine.from_directory(checkpoint(arch="qwen3")) as engine:
+        await engine.pause(PauseMode.ABORT)
+        await load_while_paused(engine, b, WeightStamp(epoch=1))
+        assert engine.describe()["eos_token_ids"] == described["eos_token_ids"]
+
+
+async def test_a_running_request_keeps_its_ends_of_text(checkpoint: Make, tmp_path: Path) -> None:
+    a = checkpoint(arch="qwen3")
+    async with EmbeddedEngine.from_directory(with_eos(tmp_path / "none", None, ...)) as fresh:
+        first, second, third = (await generate_all(fresh, [PROMPT], max_new_tokens=3))[0]
+    assert first not in (second, third)
+    b = with_eos(tmp_path / "b", first, ...)
+    async with EmbeddedEngine.from_directory(a) as engine:
+        await engine.pause(PauseMode.RETRACT)
+        before = submit(engine, PROMPT, rid="before", max_new_tokens=3, ignore_eos=False)
+        await load_while_paused(engine, b, WeightStamp(epoch=1))
+        after = submit(engine, PROMPT, rid="after", max_new_tokens=3, ignore_eos=False)
+        await engine.resume()
+        assert len(tokens_of(await chunks_of(before))) == 3
+        ended = await chunks_of(after)
+    assert [(chunk.token_id, chunk.matched_stop) for chunk in ended] == [(first, first)]
+
+
+async def test_ends_of_text_stay_where_nothing_was_committed(
+    checkpoint: Make, tmp_path: Path
+) -> None:
+    b = with_eos(tmp_path, 7, ...)
+    async with EmbeddedEngine.from_directory(checkpoint(arch="qwen3")) as engine:
+        booted = engine.describe()["eos_token_ids"]
+        await engine.pause(PauseMode.ABORT)
+        with Checkpoint.open(b) as source:
+            plan = engine.plan(source.manifest, Scope.FULL)
+            for bucket in source.buckets():
+                await engine.write(plan, bucket)
+            assert engine.describe()["eos_token_ids"] == booted
+            # A source without a configuration says nothing about them.
+            silent = engine.plan(Manifest.of(source.manifest.tensors), Scope.FULL)
+            for bucket in source.buckets():
+                await engine.write(silent, bucket)
+        await engine.commit(WeightStamp(epoch=1))
+        assert engine.describe()["eos_token_ids"] == booted
+
+
+@pytest.mark.parametrize("odd", ["x", [1.5], {}, [True]])
+async def test_odd_ends_of_text_are_refused(
+    odd: object, engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    with (
+        Checkpoint.open(with_eos(tmp_path, 7, odd)) as source,
+        pytest.raises(UpdateRejected, match=r"generation_config\.json: eos_token_id is"),
+    ):
+        engine.plan(source.manifest, Scope.FULL)

@@ -66,7 +66,10 @@ def make_socket(path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [make_fifo, make_directory, make_device, make_socket])
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "generation_config.json", "pytorch_model.bin"],
+)
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(make: object, name: str) -> None:
     assert callable(make)
     # Socket paths are short; pytest's directories are not.
@@ -156,9 +159,12 @@ def test_a_directory_outside_is_refused_whatever_is_there(
     assert all(str(root) in messages[0] for root in roots.paths)
 
 
-@pytest.mark.parametrize("what", ["directory", "config.json", "model.safetensors", "index"])
+@pytest.mark.parametrize(
+    "what", ["directory", "config.json", "generation_config.json", "model.safetensors", "index"]
+)
 def test_a_link_out_is_refused(tmp_path: Path, roots: Roots, what: str) -> None:
     outside = checkpoint_at(tmp_path / "outside")
+    (outside / "generation_config.json").write_text("{}")
     directory = tmp_path / "inside/model"
     if what == "directory":
         directory.symlink_to(outside)
