@@ -5,17 +5,21 @@ Rules:
 * Whatever touches the model, its KV or its weights runs here, one thing at a time.
 * Commands run in the order in which they were posted, never during a forward pass.
 * Whoever posts gets an answer, also when the thread ends first.
+* The thread keeps no process alive: one that nobody closed is closed at exit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import anyio
 
@@ -23,6 +27,19 @@ __all__ = ["EngineLoop", "Steps"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_PATIENCE_AT_EXIT_S = 10.0
+_started: WeakSet[EngineLoop] = WeakSet()
+
+
+@atexit.register
+def _close_the_rest() -> None:
+    # A daemon thread that is still inside torch while the interpreter goes may crash.
+    for loop in list(_started):
+        loop.close(patience_s=_PATIENCE_AT_EXIT_S)
+
+
+# Locks of a forked child may be held by threads that it does not have.
+os.register_at_fork(after_in_child=_started.clear)
 
 
 class Steps(Protocol):
@@ -55,7 +72,7 @@ class EngineLoop:
         self._changed = threading.Condition()
         self._is_closing = False
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __repr__(self) -> str:
         return f"<EngineLoop {'alive' if self.alive else 'not running'}>"
@@ -68,16 +85,20 @@ class EngineLoop:
     def start(self) -> None:
         """Start the thread; once."""
         self._thread.start()
+        _started.add(self)
 
-    def close(self) -> None:
-        """Run what has been posted, end, and wait for the thread. Blocks; idempotent."""
+    def close(self, *, patience_s: float | None = None) -> None:
+        """Run what has been posted, end, and wait for the thread. Blocks; idempotent.
+
+        ``patience_s`` bounds the wait; None waits as long as it takes.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         if self._thread.ident is None:
             self._finish(None)
         elif self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(patience_s)
 
     def post(self, work: Callable[[], _T]) -> Future[_T]:
         """Run ``work`` between two forward passes; cancel the future to give it up.

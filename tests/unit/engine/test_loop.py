@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -280,3 +283,36 @@ async def test_reprs_say_what_is_going_on(engine: EmbeddedEngine) -> None:
     await chunks_of(generation)
     assert repr(generation) == "<EmbeddedGeneration x over>"
     assert repr(engine._steps) == ("<EngineSteps <Scheduler 0 running 0 waiting <Gate closed>>>")
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_process_that_never_closes_it_can_end(is_busy: bool) -> None:
+    program = f"""
+import torch
+from hotswap.engine.loop import EngineLoop
+
+class Steps:
+    has_work = {is_busy}
+    matrix = torch.ones(200, 200)
+    def step(self): self.matrix @ self.matrix
+    def publish(self): pass
+    def shut(self, error): print("shut", error, flush=True)
+
+loop = EngineLoop(Steps())
+loop.start()
+loop.post(lambda: None).result()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert (ended.stdout, ended.stderr) == ("shut None\n", "")
+
+
+def test_the_thread_keeps_no_process_alive(loop: EngineLoop) -> None:
+    # One that ends without running exit functions, as a forked worker does, relies on it.
+    assert loop.post(lambda: threading.current_thread().daemon).result(30)
