@@ -120,6 +120,10 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
         )
     except (HotswapError, OSError, ValueError) as error:
         raise StartError(f"cannot load {model}: {error}") from error
+    except (RuntimeError, MemoryError, ArithmeticError) as error:
+        # What no check foresaw; torch says "out of memory" as RuntimeError, in many lines.
+        reason = " ".join(str(error).split()) or "no reason given"
+        raise StartError(f"cannot load {model}: {type(error).__name__}: {reason}") from error
     async with engine:
         yield engine
 
