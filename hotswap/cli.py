@@ -67,9 +67,10 @@ def _load_plugins() -> Plugins:
 def _serve(arguments: Sequence[str]) -> int:
     from hotswap.settings import SettingsError, settings_from
 
-    plugins = _load_plugins()
-    options = _parser(plugins).parse_args(arguments)
     try:
+        _check_early(arguments)
+        plugins = _load_plugins()
+        options = _parser(plugins).parse_args(arguments)
         settings = settings_from(options, plugin_options=plugins.options)
     except SettingsError as error:
         print(f"hotswap serve: {error}", file=sys.stderr)
@@ -85,6 +86,20 @@ def _serve(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _check_early(arguments: Sequence[str]) -> None:
+    """Find what is wrong with the server's own settings before plug-ins import torch.
+
+    Raises: SettingsError; SystemExit for a flag whose value is none.
+    """
+    from hotswap.settings import add_core_flags, model_directory, settings_from
+
+    parser = argparse.ArgumentParser(prog="hotswap serve", allow_abbrev=False, add_help=False)
+    add_core_flags(parser)
+    options, others = parser.parse_known_args(arguments)
+    if not {"-h", "--help"}.intersection(others):
+        model_directory(settings_from(options))
 
 
 def _show_plugins(*, as_json: bool) -> int:

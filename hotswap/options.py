@@ -69,19 +69,39 @@ class Option:
 
     def parse(self, text: str) -> str | int | float | bool:
         """One value from its text. Raises: ValueError saying what was wanted."""
+        if not text.strip():
+            # An empty address, directory or limit would quietly mean "any".
+            raise ValueError(f"{text!r} is no value for {self.name}, wanted {self._wanted}")
         try:
             return _BOOLS[text.strip().lower()] if self.type is bool else self.type(text)
         except (KeyError, ValueError):
-            wanted = "one of " + ", ".join(_BOOLS) if self.type is bool else self.type.__name__
-            raise ValueError(f"{text!r} is no value for {self.name}, wanted {wanted}") from None
+            raise ValueError(
+                f"{text!r} is no value for {self.name}, wanted {self._wanted}"
+            ) from None
 
-    def parse_env(self, text: str) -> object:
-        """The value of the variable ``env``. Raises: ValueError naming the variable."""
+    @property
+    def _wanted(self) -> str:
+        if self.type is str:
+            return "a text that is not empty"
+        return "one of " + ", ".join(_BOOLS) if self.type is bool else self.type.__name__
+
+    def parse_env(self, text: str, *, variable: str | None = None) -> object:
+        """The value of the variable ``env``, or of another name that it goes by.
+
+        Raises: ValueError naming the variable.
+        """
+        variable = variable or self.env
         texts = [item for item in text.split(os.pathsep) if item] if self.repeatable else [text]
         try:
             values = tuple(map(self.parse, texts))
         except ValueError as error:
-            raise ValueError(f"{self.env}: {error}") from None
+            raise ValueError(f"{variable}: {error}") from None
+        if not values:
+            # A list that nothing is in must not count as no list.
+            raise ValueError(
+                f"{variable} is {text!r} and has no value for {self.name} in it, "
+                "wanted one or more, or the variable unset"
+            )
         return values if self.repeatable else values[0]
 
 

@@ -10,11 +10,20 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hotswap.options import Option, add_option_flags, option_values
 
-__all__ = ["OPTIONS", "Settings", "SettingsError", "add_flags", "settings_from"]
+__all__ = [
+    "OPTIONS",
+    "Settings",
+    "SettingsError",
+    "add_core_flags",
+    "add_flags",
+    "model_directory",
+    "settings_from",
+]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -71,6 +80,11 @@ class Settings:
     plugin_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("model", "host"):
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                # The empty address is every address, the empty directory the current one.
+                raise SettingsError(f"{_flag(name)} is empty, wanted {_HELP[name]}")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -127,9 +141,14 @@ OPTIONS: tuple[Option, ...] = _options()
 
 def add_flags(parser: argparse.ArgumentParser, plugin_options: Iterable[Option]) -> None:
     """Add every flag: the server's own and those of the plug-ins."""
+    add_core_flags(parser)
+    add_option_flags(parser, plugin_options)
+
+
+def add_core_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the server's own flags."""
     add_option_flags(parser, OPTIONS)
     parser.add_argument("--model-path", dest="model", default=None, help=argparse.SUPPRESS)
-    add_option_flags(parser, plugin_options)
 
 
 def settings_from(
@@ -140,20 +159,30 @@ def settings_from(
 ) -> Settings:
     """Settings from parsed flags and the environment; a flag wins.
 
-    An empty variable counts as unset. Raises: SettingsError.
+    An empty variable counts as unset, unless it is a list. Raises: SettingsError.
     """
-    known = {name: text for name, text in environ.items() if text.strip()}
-    for alias, name in _ENV_ALIASES.items():
-        if alias in known:
-            known.setdefault(name, known[alias])
+    plugin_options = tuple(plugin_options)
+    # A list, such as the places that may be read, stays: empty is not the same as none.
+    lists = {option.env for option in plugin_options if option.repeatable}
+    known = {name: text for name, text in environ.items() if text.strip() or name in lists}
     _refuse_many_workers(known)
     try:
+        _adopt_aliases(known)
         own = option_values(OPTIONS, flags=flags, environ=known)
         brought = option_values(plugin_options, flags=flags, environ=known)
     except ValueError as error:
         raise SettingsError(str(error)) from error
     values: dict[str, Any] = {name.replace("-", "_"): value for name, value in own.items()}
     return Settings(**values, plugin_options=brought)
+
+
+def _adopt_aliases(known: dict[str, str]) -> None:
+    """Raises: ValueError naming the alias whose value is none."""
+    options = {option.env: option for option in OPTIONS}
+    for alias, name in _ENV_ALIASES.items():
+        if alias in known and name not in known:
+            options[name].parse_env(known[alias], variable=alias)
+            known[name] = known[alias]
 
 
 def _refuse_many_workers(environ: Mapping[str, str]) -> None:
@@ -163,6 +192,17 @@ def _refuse_many_workers(environ: Mapping[str, str]) -> None:
             f"WEB_CONCURRENCY is {asked}, wanted 1 or unset: each worker would hold its own "
             "weights, and an update would reach only one of them; start several servers instead"
         )
+
+
+def model_directory(settings: Settings) -> Path:
+    """The directory to serve. Raises: SettingsError when it is not told, or is none."""
+    if settings.model is None:
+        raise SettingsError("--model is missing, wanted the directory of a checkpoint")
+    path = Path(settings.model)
+    if not path.is_dir():
+        seen = "a file" if path.exists() else "missing"
+        raise SettingsError(f"--model {path} is {seen}, wanted the directory of a checkpoint")
+    return path
 
 
 def _flag(name: str) -> str:

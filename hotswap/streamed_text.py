@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["StreamedText", "cut_at_stop", "showable"]
+__all__ = ["StopFilter", "StreamedText", "cut_at_stop"]
 
 _INCOMPLETE = "\ufffd"
 # A character has at most four bytes, a token at least one. A longer run without
@@ -43,17 +43,66 @@ class StreamedText:
         return shown
 
 
-def showable(text: str, stops: Sequence[str]) -> str:
-    """``text`` up to the first stop string, and without a tail that may become one."""
-    for stop in stops:
-        text = cut_at_stop(text, stop)
-    hidden = 0
-    for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), hidden, -1):
-            if text.endswith(stop[:length]):
-                hidden = length
-                break
-    return text[: len(text) - hidden]
+class StopFilter:
+    """Feed text; ``length`` is how much of it can be shown: what may become a stop
+    string waits, and nothing from the first complete one on is ever shown.
+
+    One step a character and stop string, however long either is.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._partials = [_Partial(stop) for stop in stops]
+        self._position = 0
+        self._is_over = False
+        self.length = 0
+
+    def __repr__(self) -> str:
+        return f"<StopFilter {self.length} of {self._position} characters>"
+
+    def push(self, text: str) -> None:
+        """Take what comes next."""
+        if not self._partials:
+            self.length += len(text)
+            return
+        for character in text:
+            if self._is_over:
+                return
+            self._position += 1
+            held = [partial.push(character) for partial in self._partials]
+            self._is_over = any(partial.is_whole for partial in self._partials)
+            self.length = self._position - max(held)
+
+
+class _Partial:
+    """How much of one stop string the text ends with (Knuth, Morris and Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._shorter = _shorter_prefixes(stop)
+        self._matched = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._matched == len(self._stop)
+
+    def push(self, character: str) -> int:
+        """Take a character; not to be called once ``is_whole``."""
+        self._matched = _extended(self._stop, self._shorter, self._matched, character)
+        return self._matched
+
+
+def _shorter_prefixes(stop: str) -> list[int]:
+    """For each prefix of ``stop``: the longest shorter one that it ends with."""
+    shorter = [0]
+    for character in stop[1:]:
+        shorter.append(_extended(stop, shorter, shorter[-1], character))
+    return shorter
+
+
+def _extended(stop: str, shorter: Sequence[int], matched: int, character: str) -> int:
+    while matched and stop[matched] != character:
+        matched = shorter[matched - 1]
+    return matched + (stop[matched] == character)
 
 
 def cut_at_stop(text: str, stop: str) -> str:

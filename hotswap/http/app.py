@@ -16,6 +16,7 @@ from hotswap.http import control, native, status, weights
 from hotswap.http.errors import ErrorEnvelope, error_reply
 from hotswap.http.gate import Gate
 from hotswap.http.generation import Generate
+from hotswap.http.half_sent import HalfSent
 from hotswap.http.routes import Kind, KindedRoute
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
@@ -89,11 +90,19 @@ def create_app(
     ``app.state.served`` is what its routes talk to; close
     ``app.state.served.requests`` to abort what is in flight before a shutdown.
     """
+    served = Served(
+        commands=commands,
+        engine=engine,
+        settings=settings,
+        plugins=plugins,
+        placement=placement or Placement(),
+    )
     routes: Sequence[BaseRoute] = [*core_routes(), *plugins.routes]
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(ErrorEnvelope),
+            Middleware(HalfSent, requests=served.requests),
             Middleware(Gate, routes=routes, allow_weight_update=settings.allow_weight_update),
         ],
         exception_handlers={HTTPException: _http_exception},
@@ -101,13 +110,7 @@ def create_app(
     )
     # A redirect would answer for a path that the gate has not judged.
     app.router.redirect_slashes = False
-    app.state.served = Served(
-        commands=commands,
-        engine=engine,
-        settings=settings,
-        plugins=plugins,
-        placement=placement or Placement(),
-    )
+    app.state.served = served
     return app
 
 

@@ -145,7 +145,12 @@ def error_reply(error: Exception, *, wire: Wire | None = None, reports_success: 
 
 
 def _message(error: Exception) -> str:
-    return error.detail if isinstance(error, HTTPException) else str(error)
+    if not isinstance(error, HTTPException):
+        return str(error)
+    allowed = (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allowed:
+        return f"this route does not take that method; send {allowed.replace(', ', ' or ')}"
+    return error.detail
 
 
 class ErrorEnvelope:

@@ -20,7 +20,7 @@ from hotswap.http.errors import (
     wire_of,
 )
 from hotswap.http.in_flight import Ticket
-from hotswap.http.json_body import arguments
+from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.replies import Json, encode
 from hotswap.http.schemas import GenerateBody
 from hotswap.http.served import Served, served
@@ -51,14 +51,15 @@ class Generate:
         """Answer one request."""
         request = Request(scope, receive)
         serving = served(request)
-        body = await arguments(
-            request, GenerateBody, limit_bytes=serving.settings.max_http_request_bytes
-        )
+        limit_bytes = serving.settings.max_http_request_bytes
+        values = await named_values(request, limit_bytes=limit_bytes)
+        body = converted(values, GenerateBody)
         engine = serving.engine
         if not isinstance(engine, Generator):
             raise NotFound("this server's engine does not generate over HTTP")
         with serving.requests.reserve(body.rid) as ticket:
             run = _Run(serving, engine, body, ticket)
+            run.ignored = ignored_names(values, GenerateBody)
             await until_disconnect(receive, partial(run, scope, receive, send))
 
 
@@ -72,11 +73,14 @@ class _Run:
         self._engine = engine
         self._body = body
         self._ticket = ticket
+        self.ignored: Sequence[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sampling = self._body.sampling_params.params()
-        input_ids = await _input_ids(self._engine, self._body)
-        request = GenerateRequest(rid=self._ticket.rid, input_ids=input_ids, sampling=sampling)
+        input_ids = await _input_ids(self._engine, self._body, self._serving.encoders)
+        request = GenerateRequest(
+            rid=self._ticket.engine_rid, input_ids=input_ids, sampling=sampling
+        )
         generation = await self._submit(request)
         transcript = Transcript(
             rid=self._ticket.rid,
@@ -84,6 +88,7 @@ class _Run:
             stamp=self._serving.commands.stamp,
             decode=_decoder(self._engine),
             stops=sampling.stop,
+            ignored=self.ignored,
         )
         if self._body.stream:
             await self._stream(generation, transcript, send)
@@ -135,7 +140,9 @@ async def _event(send: Send, payload: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _input_ids(engine: Generator, body: GenerateBody) -> Sequence[int]:
+async def _input_ids(
+    engine: Generator, body: GenerateBody, encoders: anyio.CapacityLimiter
+) -> Sequence[int]:
     if (body.text is None) == (body.input_ids is None):
         seen = "neither" if body.text is None else "both"
         raise RequestInvalid(f"{seen} of text and input_ids given, wanted exactly one of them")
@@ -148,7 +155,7 @@ async def _input_ids(engine: Generator, body: GenerateBody) -> Sequence[int]:
         if len(text) <= _INLINE_CHARACTERS:
             ids = engine.encode(text)
         else:
-            ids = await anyio.to_thread.run_sync(engine.encode, text)
+            ids = await anyio.to_thread.run_sync(engine.encode, text, limiter=encoders)
     except ValueError as error:
         raise RequestInvalid(f"text cannot be encoded: {error}") from error
     if not ids:

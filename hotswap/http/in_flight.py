@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from types import TracebackType
+
+import anyio
 
 from hotswap.http.errors import RequestInvalid, ShuttingDown
 from hotswap.seams import Generation
@@ -16,25 +19,30 @@ class InFlightRequests:
 
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
-        self._closed = False
+        self._closing = anyio.Event()
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __repr__(self) -> str:
-        return f"<InFlightRequests {len(self)}{' closed' if self._closed else ''}>"
+        return f"<InFlightRequests {len(self)}{' closed' if self.closed else ''}>"
 
     @property
     def closed(self) -> bool:
         """True once the server is going down."""
-        return self._closed
+        return self._closing.is_set()
+
+    async def until_closed(self) -> None:
+        """Return once the server is going down."""
+        await self._closing.wait()
 
     def reserve(self, rid: str | None) -> Ticket:
         """Take ``rid`` (a fresh one for None) until the ticket is left.
 
         Raises: RequestInvalid for an id in use, ShuttingDown.
         """
-        if self._closed:
+        if self.closed:
             raise ShuttingDown("the server is shutting down; send the request to another one")
         rid = uuid.uuid4().hex if rid is None else rid
         if not rid:
@@ -44,7 +52,7 @@ class InFlightRequests:
                 f"duplicate request id {rid!r}: a request with it is in flight; "
                 "wait for it, or send another id"
             )
-        ticket = self._tickets[rid] = Ticket(self, rid)
+        ticket = self._tickets[rid] = Ticket(self, rid, number=next(self._numbers))
         return ticket
 
     def release(self, rid: str) -> None:
@@ -53,7 +61,7 @@ class InFlightRequests:
 
     def close(self) -> int:
         """Abort everything and take nothing more; how many were aborted."""
-        self._closed = True
+        self._closing.set()
         tickets = list(self._tickets.values())
         for ticket in tickets:
             ticket.abort()
@@ -61,11 +69,17 @@ class InFlightRequests:
 
 
 class Ticket:
-    """One request in flight. Leaving it early aborts its generation."""
+    """One request in flight. Leaving it early aborts its generation.
 
-    def __init__(self, owner: InFlightRequests, rid: str) -> None:
+    ``rid`` is free again once the ticket is left. The engine lets go of an aborted
+    request later, between two forward passes: it knows the request as ``engine_rid``,
+    which no other request ever has.
+    """
+
+    def __init__(self, owner: InFlightRequests, rid: str, *, number: int) -> None:
         self._owner = owner
         self.rid = rid
+        self.engine_rid = f"{rid}#{number}"
         self.generation: Generation | None = None
         self.ended = False
 

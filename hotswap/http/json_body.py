@@ -2,13 +2,15 @@
 
 * an empty body is ``{}``; the content type is not looked at;
 * query parameters count too, and the body wins over them;
-* unknown keys are ignored, an explicit null is a key that was not sent;
+* unknown keys are ignored, an explicit null is a key that was not sent (so is one
+  in an argument that is an object);
 * numbers and booleans may come as strings. A wrong type is an error that names
   its field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -17,12 +19,20 @@ from starlette.types import Receive
 
 from hotswap.http.errors import ClientGone, PayloadTooLarge, RequestInvalid
 
-__all__ = ["arguments", "converted", "read_body"]
+__all__ = ["arguments", "converted", "ignored_names", "named_values", "read_body"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 # A client that is still sending reads no reply: swallow this much before 413.
 _DRAIN_BYTES = 64 * 1024 * 1024
+
+# The arguments themselves, and the fields of one that is an object. What lies deeper
+# is a client's own, and may lie too deep to walk through.
+_NULL_LEVELS = 2
+
+# Of the names that are told to be ignored.
+_MAX_SHOWN_NAMES = 16
+_MAX_SHOWN_CHARACTERS = 64
 
 
 async def arguments(request: Request, wanted: type[T], *, limit_bytes: int) -> T:
@@ -30,8 +40,19 @@ async def arguments(request: Request, wanted: type[T], *, limit_bytes: int) -> T
 
     Raises: RequestInvalid, PayloadTooLarge, ClientGone.
     """
+    return converted(await named_values(request, limit_bytes=limit_bytes), wanted)
+
+
+async def named_values(request: Request, *, limit_bytes: int) -> dict[str, object]:
+    """Query and JSON body of ``request`` as they came. Raises: as ``arguments``."""
     body = await read_body(request.receive, limit_bytes=limit_bytes)
-    return converted({**request.query_params, **_parsed(body)}, wanted)
+    return {**request.query_params, **_parsed(body)}
+
+
+def ignored_names(values: Mapping[str, object], known: type[msgspec.Struct]) -> list[str]:
+    """The keys of ``values`` that ``known`` has no field for, sorted; at most 16, cut short."""
+    unknown = sorted(set(values) - set(known.__struct_fields__))
+    return [name[:_MAX_SHOWN_CHARACTERS] for name in unknown[:_MAX_SHOWN_NAMES]]
 
 
 async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:
@@ -61,8 +82,8 @@ async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:
 def converted(values: dict[str, object], wanted: type[T]) -> T:
     """``values`` as a ``wanted``. Raises: RequestInvalid naming the field."""
     try:
-        return msgspec.convert(_without_nulls(values), wanted, strict=False)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(_without_nulls(values, _NULL_LEVELS), wanted, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise RequestInvalid(f"invalid request: {error}") from error
 
 
@@ -82,9 +103,9 @@ def _parsed(body: bytes) -> dict[str, object]:
     return value
 
 
-def _without_nulls(values: dict[str, object]) -> dict[str, object]:
+def _without_nulls(values: dict[str, object], levels: int) -> dict[str, object]:
     return {
-        key: _without_nulls(value) if isinstance(value, dict) else value
+        key: _without_nulls(value, levels - 1) if isinstance(value, dict) and levels > 1 else value
         for key, value in values.items()
         if value is not None
     }

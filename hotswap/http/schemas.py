@@ -27,6 +27,15 @@ __all__ = [
 
 Count = Annotated[int, Meta(ge=0)]
 
+# Every one of them is compared with every token of the reply.
+_MAX_STOPS = 64
+_MAX_STOP_CHARACTERS = 16 * 1024
+_MAX_STOP_TOKEN_IDS = 4096
+
+# Both come back in every reply, and in every event of a stream.
+_MAX_RID_CHARACTERS = 512
+_MAX_LABEL_CHARACTERS = 4096
+
 
 class NoBody(msgspec.Struct, frozen=True, kw_only=True):
     """A route without parameters."""
@@ -52,17 +61,36 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestInvalid(f"n is {self.n}, wanted 1: send one request a sample")
         if not math.isfinite(self.temperature):
             raise RequestInvalid("temperature is not finite, wanted 0 or more")
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        self._check_sizes()
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
             seed=self.seed if self.seed is not None else self.sampling_seed,
-            stop=tuple(stop for stop in stops if stop),
+            stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )
+
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return tuple(dict.fromkeys(stop for stop in stops if stop))
+
+    def _check_sizes(self) -> None:
+        stops, ids = self._stops, len(self.stop_token_ids)
+        if len(stops) > _MAX_STOPS:
+            raise RequestInvalid(f"stop has {len(stops)} strings, wanted at most {_MAX_STOPS}")
+        characters = sum(map(len, stops))
+        if characters > _MAX_STOP_CHARACTERS:
+            raise RequestInvalid(
+                f"stop has {characters} characters in all, wanted at most {_MAX_STOP_CHARACTERS}"
+            )
+        if ids > _MAX_STOP_TOKEN_IDS:
+            raise RequestInvalid(
+                f"stop_token_ids has {ids} ids, wanted at most {_MAX_STOP_TOKEN_IDS}"
+            )
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +100,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: list[int] | None = None
     sampling_params: SamplingBody = SamplingBody()
     stream: bool = False
-    rid: str | None = None
+    rid: Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)] | None = None
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +120,7 @@ class DiskUpdateBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str | None = None
     model_dir: str | None = None
-    weight_version: str | int | None = None
+    weight_version: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | int | None = None
     token_step: int | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import anyio
 from starlette.requests import Request
 
 from hotswap.http.in_flight import InFlightRequests
@@ -136,9 +137,17 @@ def caches_of(engine: Engine) -> object:
     return getattr(engine, "cache_stats", None)
 
 
+def _encoders() -> anyio.CapacityLimiter:
+    # Encoding long texts must not take the cores, nor every worker thread.
+    return anyio.CapacityLimiter(1)
+
+
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """Everything that a route needs, for one app."""
+    """Everything that a route needs, for one app.
+
+    ``encoders`` bounds how many threads turn long texts into tokens.
+    """
 
     commands: Commands
     engine: Engine
@@ -146,6 +155,7 @@ class Served:
     plugins: Plugins = field(default_factory=Plugins)
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)
+    encoders: anyio.CapacityLimiter = field(default_factory=_encoders)
     _source: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:

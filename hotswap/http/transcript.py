@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hotswap.http.spans import Spans
 from hotswap.seams import TokenChunk
-from hotswap.streamed_text import StreamedText, cut_at_stop, showable
+from hotswap.streamed_text import StopFilter, StreamedText, cut_at_stop
 from hotswap.types import WeightStamp
 
 __all__ = ["Decode", "Transcript", "finish_reason"]
@@ -22,7 +22,8 @@ class Transcript:
     """Collects the chunks of one generation.
 
     ``stamp`` is what the weights were when the request was admitted: it labels a
-    request that ends before its first token.
+    request that ends before its first token. ``ignored`` names fields of the request
+    that had no effect; ``meta_info`` repeats them.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Transcript:
         stamp: WeightStamp,
         decode: Decode | None,
         stops: Sequence[str] = (),
+        ignored: Sequence[str] = (),
     ) -> None:
         self._rid = rid
         self._prompt_tokens = prompt_tokens
         self._first = self._last = stamp
         self._decode = decode
-        self._stops = stops
+        self._showable = StopFilter(stops)
+        self._ignored = ignored
         self._spans = Spans()
         self._streamed = StreamedText(decode) if decode is not None else None
         self._end: TokenChunk | None = None
@@ -67,7 +70,7 @@ class Transcript:
             self._spans.add(chunk.stamp)
             self._last = chunk.stamp
             if stream and self._streamed is not None:
-                self._streamed.push(chunk.token_id)
+                self._showable.push(self._streamed.push(chunk.token_id))
         elif not self.output_ids:
             self._first = self._last = chunk.stamp
         if chunk.finish_reason is not None:
@@ -82,7 +85,7 @@ class Transcript:
         }
 
     def _text_so_far(self) -> str:
-        return "" if self._streamed is None else showable(self._streamed.text, self._stops)
+        return "" if self._streamed is None else self._streamed.text[: self._showable.length]
 
     def _whole_text(self) -> str:
         """Text of all tokens; what stopped the request is not part of it."""
@@ -95,6 +98,7 @@ class Transcript:
         return cut_at_stop(text, matched) if isinstance(matched, str) else text
 
     def _meta(self) -> dict[str, object]:
+        ignored = {"ignored": self._ignored} if self._ignored else {}
         return {
             "id": self._rid,
             "finish_reason": finish_reason(self._end, len(self.output_ids)),
@@ -108,6 +112,7 @@ class Transcript:
             "weight_version_end": self._last.version,
             "weight_versions": self._spans.all(),
             "weight_epoch": self._last.epoch,
+            **ignored,
         }
 
 

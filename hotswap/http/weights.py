@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from hashlib import sha256
 
-import anyio
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from hotswap.errors import UpdateRejected
 from hotswap.http.disconnect import until_disconnect
@@ -16,6 +15,7 @@ from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.schemas import ChecksumBody, DiskUpdateBody, WeightByNameBody, label
 from hotswap.http.served import Served, served
+from hotswap.http.weight_rows import parameter_pieces, shown_rows
 from hotswap.plugins import Plugins, missing_strategy_message
 from hotswap.seams import Inspector
 from hotswap.types import LoadMode, Placement, Update, UpdateReport
@@ -102,14 +102,14 @@ async def get_weights_by_name(request: Request) -> Response:
     )
     inspector = _inspector(serving)
     try:
-        tensor = await inspector.read_weight(body.name, body.truncate_size)
+        tensor = await shown_rows(inspector, body.name, body.truncate_size)
     except KeyError as error:
         raise NotFound(
             f"no parameter or buffer {body.name!r} in this model; "
             "/weights_checker lists the live names"
         ) from error
-    rows = await anyio.to_thread.run_sync(tensor.tolist)
-    return Json({"parameter": rows})
+    # Starlette makes the pieces one by one on a worker thread, as fast as they are read.
+    return StreamingResponse(parameter_pieces(tensor), media_type=Json.media_type)
 
 
 async def weights_checker(request: Request) -> Response:

@@ -71,7 +71,9 @@ class ScriptedEngine:
     """Satisfies Engine, Generator and Inspector.
 
     ``reply`` is what every request is answered with at once; None leaves the
-    generation to the test, which finds it in ``generations``.
+    generation to the test, which finds it in ``generations`` by the client's id (what
+    stands before the last ``#``). As with a real engine, an id is taken until its last
+    chunk was read.
     """
 
     def __init__(self, *, reply: bytes | None = b"ok", tokenizer: bool = True) -> None:
@@ -80,6 +82,7 @@ class ScriptedEngine:
         self.alive = True
         self.stamp = WeightStamp()
         self.generations: dict[str, ScriptedGeneration] = {}
+        self._all: list[ScriptedGeneration] = []
         self.submitted = asyncio.Event()
         self.tensors: dict[str, torch.Tensor] = {"embed.weight": torch.arange(6.0).reshape(3, 2)}
 
@@ -89,7 +92,7 @@ class ScriptedEngine:
     @property
     def in_flight(self) -> InFlightCounts:
         """Requests that have not delivered their last chunk."""
-        running = sum(not generation.ended for generation in self.generations.values())
+        running = sum(not generation.ended for generation in self._all)
         return InFlightCounts(running=running, holding_kv=running)
 
     def describe(self) -> Mapping[str, object]:
@@ -131,11 +134,14 @@ class ScriptedEngine:
         raise NotImplementedError("ScriptedEngine takes no update; use FakeEngine")
 
     def submit(self, request: GenerateRequest) -> Generation:
-        """Take a request. Raises: ValueError for a token that is no byte."""
+        """Take a request. Raises: ValueError for a token that is no byte, an id in use."""
         if any(not 0 <= token < 256 for token in request.input_ids):
             raise ValueError("input_ids has a token outside 0 to 255")
+        if any(live.request.rid == request.rid and not live.ended for live in self._all):
+            raise ValueError(f"rid {request.rid!r} is in flight already")
         generation = ScriptedGeneration(request, self.stamp)
-        self.generations[request.rid] = generation
+        self._all.append(generation)
+        self.generations[request.rid.rpartition("#")[0] or request.rid] = generation
         if self.reply is not None:
             generation.emit(self.reply)
             generation.finish("length")

@@ -54,7 +54,10 @@ class FileTensor:
         try:
             self._file.read_at(self._offset + start * self._spec.dtype.itemsize, view.numpy().data)
         except OSError as error:
-            raise OSError(error.errno, f"tensor {self._spec.name!r}: {error}") from error
+            message = f"tensor {self._spec.name!r}: {error.strerror or error}"
+            # With a number in front only where there is one.
+            arguments = (message,) if error.errno is None else (error.errno, message)
+            raise OSError(*arguments) from error
 
     def _check(self, out: torch.Tensor, start: int) -> None:
         inside = start >= 0 and start + out.numel() <= self._spec.numel

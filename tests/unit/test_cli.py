@@ -116,6 +116,41 @@ def test_a_bad_flag_is_exit_code_2(
     assert arguments[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "abc"],
+        ["--host", ""],
+        ["--model", "/nonexistent/model"],
+        ["--model", ".", "--load-mode", "fast", "--weights-root", "/nowhere"],
+        [],
+    ],
+)
+def test_a_wrong_setting_does_not_wait_for_plugins(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom hotswap.cli import main\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as ended:\n    code = ended.code\n"
+        "assert 'torch' not in sys.modules\nsys.exit(code)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_host_that_is_no_name_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--host", "a" * 80 + ".x") == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("hotswap serve: cannot listen on ")
+
+
 def test_many_workers_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

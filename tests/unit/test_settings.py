@@ -94,6 +94,34 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert settings(HOTSWAP_PORT="", GR_ALLOW_WEIGHT_UPDATE="").port == 30000
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize(
+    "flag",
+    ["--model", "--model-path", "--host", "--port", "--dtype", "--hold-s", "--weights-root"],
+)
+def test_an_empty_flag_is_refused(
+    flag: str, empty: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((SystemExit, SettingsError)) as caught:
+        settings(flag, empty)
+
+    shown = capsys.readouterr().err or str(caught.value)
+    assert flag.removesuffix("-path") in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("empty", ["", " ", ":", "::", " : "])
+def test_a_list_without_anything_in_it_is_not_the_same_as_no_list(empty: str) -> None:
+    with pytest.raises(SettingsError, match=r"^HOTSWAP_WEIGHTS_ROOT"):
+        settings(HOTSWAP_WEIGHTS_ROOT=empty)
+
+
+@pytest.mark.parametrize("field", ["host", "model"])
+def test_empty_settings_of_embedders(field: str) -> None:
+    wrong: Any = {field: ""}
+    with pytest.raises(SettingsError, match=f"^--{field} is empty"):
+        Settings(**wrong)
+
+
 def test_plugin_options() -> None:
     flags = settings("--weights-root", "/a", "--weights-root", "/b")
     variable = settings(HOTSWAP_WEIGHTS_ROOT="/a:/b")
@@ -110,6 +138,7 @@ def test_plugin_options() -> None:
         ({"HOTSWAP_WHILE_PAUSED": "wait"}, "reject, hold"),
         ({"HOTSWAP_LOAD_MODE": "fast"}, "staged, direct"),
         ({"HOTSWAP_ALLOW_WEIGHT_UPDATE": "maybe"}, "HOTSWAP_ALLOW_WEIGHT_UPDATE"),
+        ({"GR_ALLOW_WEIGHT_UPDATE": "maybe"}, "GR_ALLOW_WEIGHT_UPDATE: 'maybe'"),
         ({"HOTSWAP_HOLD_S": "-1"}, "--hold-s"),
         ({"HOTSWAP_HOLD_S": "nan"}, "--hold-s"),
         ({"HOTSWAP_MAX_RUNNING_REQUESTS": "0"}, "--max-running-requests"),

@@ -1,10 +1,10 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotswap.streamed_text import StreamedText, cut_at_stop, showable
+from hotswap.streamed_text import StopFilter, StreamedText, cut_at_stop
 
 
 def utf8(token_ids: Sequence[int]) -> str:
@@ -84,7 +84,36 @@ def test_context_decides_how_a_token_looks() -> None:
 def test_what_may_become_a_stop_string_is_not_shown(
     text: str, stops: list[str], shown: str
 ) -> None:
-    assert showable(text, stops) == shown
+    assert shown_of([text], stops) == shown
+    assert shown_of(text, stops) == shown
+
+
+def shown_of(pieces: Iterable[str], stops: list[str]) -> str:
+    whole, stop_filter = "", StopFilter(stops)
+    for piece in pieces:
+        whole += piece
+        stop_filter.push(piece)
+    return whole[: stop_filter.length]
+
+
+@given(st.text("ab", max_size=40), st.lists(st.text("abc", min_size=1, max_size=6), max_size=4))
+def test_the_filter_agrees_with_a_search_of_the_whole_text(text: str, stops: list[str]) -> None:
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    seen = text[: min(ends, default=len(text))]
+    held = [
+        length for stop in stops for length in range(len(stop) + 1) if seen.endswith(stop[:length])
+    ]
+
+    assert shown_of(text, stops) == seen[: len(seen) - max(held, default=0)]
+
+
+def test_a_long_stop_string_is_followed_to_its_end() -> None:
+    """A text that is nearly the stop string; a search from each character takes minutes."""
+    near, stop = "a" * 15_999 + "c", "a" * 16_000 + "b"
+
+    assert shown_of(near * 2, [stop]) == near * 2
+    assert shown_of([near + stop[:-1]], [stop]) == near
+    assert shown_of([near + stop + near], [stop]) == near
 
 
 def test_cut_at_stop() -> None:

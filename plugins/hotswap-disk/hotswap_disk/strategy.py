@@ -38,7 +38,10 @@ class DiskStrategy:
         directories = values.get("weights-root") or ()
         if not isinstance(directories, Iterable) or isinstance(directories, str):
             raise ValueError(f"weights-root is {directories!r}, wanted several directories")
-        roots = Roots.of(map(str, directories))
+        names = [str(directory) for directory in directories]
+        if not all(name.strip() for name in names):
+            raise ValueError(f"weights-root is {names}, wanted directories and no empty name")
+        roots = Roots.of(names)
         for root in roots.paths:
             if not root.is_dir():
                 raise ValueError(f"weights-root {root} is no directory; create it first")

@@ -257,6 +257,12 @@ def test_a_root_given_as_plain_text_is_no_list_of_letters() -> None:
         DiskStrategy.from_options({"weights-root": "/models"})
 
 
+@pytest.mark.parametrize("names", [("",), ("/", " ")])
+def test_an_empty_root_is_not_the_current_directory(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="no empty name"):
+        DiskStrategy.from_options({"weights-root": names})
+
+
 async def test_descriptors_and_threads_are_flat_over_200_opens(model: Path) -> None:
     async def once() -> Stage:
         async with DiskStrategy().open(Update(source=str(model)), Placement()) as stage:

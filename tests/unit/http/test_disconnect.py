@@ -159,6 +159,23 @@ async def test_a_disconnect_aborts_the_generation(serve: Callable[..., Any], str
     assert len(serving.app.state.served.requests) == 0
 
 
+async def test_an_id_is_free_at_once_after_a_disconnect(serve: Callable[..., Any]) -> None:
+    """The engine lets go of an aborted request later than the client comes back."""
+    serving = serve(engine=ScriptedEngine(reply=None))
+    body = {"text": "a", "rid": "r"}
+    for _ in range(3):
+        serving.engine.submitted = anyio.Event()
+        async with AsgiCall(serving.app, "POST", "/generate", body) as call:
+            await serving.engine.submitted.wait()
+            call.disconnect()
+            await call.finished()
+        assert not serving.engine.generations["r"].ended
+
+    serving.engine.reply = b"ok"
+    status, reply = await serving.json("POST", "/generate", json=body)
+    assert (status, reply["meta_info"]["id"]) == (200, "r")
+
+
 async def test_a_disconnect_at_a_closed_door_leaves_nothing(serve: Callable[..., Any]) -> None:
     serving = serve(engine=ScriptedEngine(reply=None))
     door = serving.commands.admission.door = anyio.Event()

@@ -126,6 +126,8 @@ async def test_a_wrong_method_is_a_405(serving: Any, method: str, path: str) -> 
     reply = await serving.client.request(method, path)
 
     assert reply.status_code == 405
+    allowed = reply.headers["allow"].replace(", ", " or ")
+    assert reply.json()["error"]["message"].endswith(f"; send {allowed}")
     assert reply.json()["error"]["code"] == "method_not_allowed"
     assert reply.headers["allow"]
 

@@ -1,0 +1,57 @@
+"""Requests whose bodies are still on their way when the server goes down."""
+
+from __future__ import annotations
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotswap.http.errors import ShuttingDown
+from hotswap.http.in_flight import InFlightRequests
+
+__all__ = ["HalfSent"]
+
+
+class HalfSent:
+    """Middleware: once ``requests`` is closed nobody waits for the rest of a body.
+
+    Its reader gets ShuttingDown, so that one client that stopped in the middle of
+    its request does not hold up the whole shutdown.
+    """
+
+    def __init__(self, app: ASGIApp, *, requests: InFlightRequests) -> None:
+        self._app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app with a ``receive`` that gives up."""
+        is_whole = False
+
+        async def receive_or_give_up() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            message = await _before(receive, self._requests)
+            is_whole = not message.get("more_body", False)
+            return message
+
+        if scope["type"] == "http":
+            await self._app(scope, receive_or_give_up, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _before(receive: Receive, requests: InFlightRequests) -> Message:
+    """The next message, of a server that stays up. Raises: ShuttingDown."""
+    message: Message | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def give_up() -> None:
+            await requests.until_closed()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(give_up)
+        message = await receive()
+        tasks.cancel_scope.cancel()
+    if message is None:
+        raise ShuttingDown("the server is shutting down; send the whole request to another one")
+    return message

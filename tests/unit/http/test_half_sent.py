@@ -1,0 +1,56 @@
+"""Clients that stop in the middle of a request while the server goes down."""
+
+from typing import Any
+
+import anyio
+import pytest
+from starlette.types import Message
+
+
+class HalfAClient:
+    """Sends the beginning of a body and then nothing, until it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting, self.go_on = anyio.Event(), anyio.Event()
+        self.sent: list[Message] = []
+        self._begun = False
+
+    async def receive(self) -> Message:
+        if not self._begun:
+            self._begun = True
+            return {"type": "http.request", "body": b'{"mode": "abo', "more_body": True}
+        self.waiting.set()
+        await self.go_on.wait()
+        return {"type": "http.request", "body": b'rt"}', "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+def scope(path: str) -> dict[str, object]:
+    found = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    return {**found, "http_version": "1.1", "asgi": {"version": "3.0", "spec_version": "2.1"}}
+
+
+@pytest.mark.parametrize("path", ["/pause_generation", "/generate", "/update_weights_from_disk"])
+async def test_half_a_request_gets_a_503_when_the_server_goes_down(serving: Any, path: str) -> None:
+    client = HalfAClient()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serving.app, scope(path), client.receive, client.send)
+        await client.waiting.wait()
+        serving.app.state.served.requests.close()
+
+    assert client.sent[0]["status"] == 503
+    assert b"shutting_down" in client.sent[1]["body"]
+    assert serving.commands.calls == []
+
+
+async def test_a_slow_request_to_a_server_that_stays_up(serving: Any) -> None:
+    client = HalfAClient()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serving.app, scope("/pause_generation"), client.receive, client.send)
+        await client.waiting.wait()
+        client.go_on.set()
+
+    assert client.sent[0]["status"] == 200
+    assert serving.commands.calls == ["pause abort"]
