@@ -7,6 +7,7 @@ engine's thread ends.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -14,12 +15,13 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import hypercorn.asyncio
 from hypercorn.config import Config
 from hypercorn.typing import Framework
+from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
 
 from hotswap.controller import Controller
@@ -29,11 +31,14 @@ from hotswap.http.app import create_app
 from hotswap.http.served import Served
 from hotswap.plugins import Plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
-from hotswap.settings import Settings
+from hotswap.settings import Settings, SettingsError, model_directory
 
 __all__ = ["StartError", "run", "take_port"]
 
 _log = logging.getLogger("hotswap.serve")
+
+_FLUSH_S = 1.0
+"""How long replies may take to leave, past the time that requests get to end."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -48,7 +53,7 @@ class StartError(Exception):
 
 def run(settings: Settings, plugins: Plugins) -> None:
     """Serve until SIGTERM or SIGINT. Raises: StartError."""
-    model = _model_directory(settings)
+    model = _checkpoint(settings)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -66,22 +71,19 @@ def take_port(host: str, port: int) -> socket.socket:
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # ValueError: a host that no name can be made of.
         taken.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise StartError(f"cannot listen on {host}:{port}: {reason or error}") from error
     return taken
 
 
-def _model_directory(settings: Settings) -> Path:
-    if settings.model is None:
-        raise StartError("--model is missing, wanted the directory of a checkpoint", exit_code=2)
-    path = Path(settings.model)
-    if not path.is_dir():
-        seen = "a file" if path.exists() else "missing"
-        raise StartError(
-            f"--model {path} is {seen}, wanted the directory of a checkpoint", exit_code=2
-        )
-    return path
+def _checkpoint(settings: Settings) -> Path:
+    try:
+        return model_directory(settings)
+    except SettingsError as error:
+        raise StartError(str(error), exit_code=2) from error
 
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
@@ -131,7 +133,9 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
 async def _listen(
     app: Starlette, commands: Controller, settings: Settings, taken: socket.socket
 ) -> None:
+    asyncio.get_running_loop().set_exception_handler(_log_unless_cancelled)
     url = _url(taken)
+    limit, stopping = anyio.CancelScope(), list[bool]()
     with anyio.open_signal_receiver(*_SIGNALS) as signals:
 
         async def stopped() -> None:
@@ -140,6 +144,9 @@ async def _listen(
             async for number in signals:
                 _log.info("%s: shutting down", number.name)
                 break
+            stopping.append(True)
+            # hypercorn waits for ever to flush a connection whose client reads nothing.
+            limit.deadline = anyio.current_time() + settings.graceful_s + _FLUSH_S
             served: Served = app.state.served
             aborted = served.requests.close()
             with anyio.move_on_after(settings.graceful_s):
@@ -147,14 +154,32 @@ async def _listen(
             _log.info("%d requests in flight were aborted", aborted)
 
         try:
-            await hypercorn.asyncio.serve(
-                cast(Framework, app),
-                _hypercorn_config(settings, taken),
-                shutdown_trigger=stopped,
-                mode="asgi",
-            )
+            with limit:
+                await hypercorn.asyncio.serve(
+                    cast(Framework, app),
+                    _hypercorn_config(settings, taken),
+                    shutdown_trigger=stopped,
+                    mode="asgi",
+                )
+        except (asyncio.CancelledError, asyncio.InvalidStateError):
+            # hypercorn's ways to say that it did not wait to the end for its connections.
+            if not stopping or (_is_cancelled() and not limit.cancel_called):
+                raise
+            _log.warning("connections that had not ended after %g s were cut", settings.graceful_s)
         except OSError as error:
             raise StartError(f"cannot listen on {url}: {error.strerror or error}") from error
+
+
+def _log_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # When connections are cut, asyncio's streams of 3.11 ask a cancelled task for its
+    # error, and hypercorn's lifespan takes its own cancellation for a failure.
+    if not isinstance(context.get("exception"), (asyncio.CancelledError, LifespanFailureError)):
+        loop.default_exception_handler(context)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,46 @@ def test_a_signal_ends_a_stream_with_abort(server: ServerProcess, number: signal
     assert done == "[DONE]"
     assert server.wait() == 0
     assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /gener",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Le",
+        b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"text": ',
+    ],
+)
+def test_half_a_request_does_not_hold_up_the_end(model: Path, sent: bytes) -> None:
+    with ServerProcess(model, "--graceful-s", "10", environ={"OMP_NUM_THREADS": "1"}) as server:
+        port = int(server.base_url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as half, server.client() as client:
+            half.sendall(sent)
+            assert client.get("/health").status_code == 200
+            begun = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begun < 8
+    assert "Traceback" not in server.log
+
+
+def test_a_client_that_reads_nothing_is_cut_off(model: Path) -> None:
+    with ServerProcess(model, "--graceful-s", "0.5", environ={"OMP_NUM_THREADS": "1"}) as server:
+        port = int(server.base_url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as deaf, server.client() as client:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            # Some 20 MB of events: more than the buffers between the two take.
+            sampling = {"max_new_tokens": 2000, "ignore_eos": True}
+            body = json.dumps({**LONG, "sampling_params": sampling}).encode()
+            head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            deaf.sendall(head.encode() + body)
+            while not (status := client.get("/status").json())["http_requests"]:
+                pass
+            while (status := client.get("/status").json())["in_flight"]["running"]:
+                pass
+            assert status["http_requests"] == 1
+            assert server.stop() == 0
+    assert "Traceback" not in server.log
+    assert "were cut" in server.log
 
 
 def test_a_second_server_on_the_port_says_so_in_one_line(
