@@ -69,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import anyio
     from rich.console import Console
 
+    from contrib.demo.interruptible import interruptible
     from contrib.demo.scenario import Scenario
 
     console = Console(soft_wrap=not sys.stdout.isatty())
@@ -81,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
         logs=FOLDER,
         console=console,
     )
-    proven = anyio.run(scenario.run)
+    proven = anyio.run(interruptible, scenario.run)
+    if proven is None:
+        raise KeyboardInterrupt
     verdict = "everything held" if proven else "NOT everything held"
     print(f"\ndemo: {verdict}; {time.perf_counter() - started:.0f} s; logs are in {FOLDER}/")
     return 0 if proven else 1
