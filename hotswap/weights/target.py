@@ -197,7 +197,7 @@ def _run(jobs: list[Job], size_bytes: int) -> None:
     """Run every job, on several threads when it pays. Raises: what the first failure raised.
 
     Threads take jobs one by one. torch's own pool, which splits each tensor evenly
-    and waits for the slower half, takes twice as long beside a busy process.
+    and waits for the slower half, takes half as long again beside busy processes.
     """
     if len(jobs) < 2 or size_bytes < _INLINE_BYTES:
         for job in jobs:
