@@ -27,7 +27,7 @@ _SOAK = 200
 _SETTLE_S = 8.0
 _SETTLE_LOOKS = 16
 # Interpreter, allocator and HTTP move by this much whatever is staged.
-_SLACK_MB = 8.0
+_SLACK_MB = 0.0
 _MB = 1e6
 
 

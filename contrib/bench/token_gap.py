@@ -188,7 +188,7 @@ def _measures(name: str, swaps: list[_Swap]) -> list[Measure]:
     return [
         Measure(
             name=f"{name}: longest gap beyond the pause",
-            value=median.extra_steps,
+            value=worst.extra_steps,
             unit="steps",
             limit=EXTRA_STEPS,
             note=f"gap {median.gap_ms:.0f} ms, {paused} {median.pause_ms:.0f} ms, "
