@@ -26,8 +26,6 @@ _SOAK = 200
 # The server keeps an idle connection for five seconds, whoever has closed it.
 _SETTLE_S = 8.0
 _SETTLE_LOOKS = 16
-# Interpreter, allocator and HTTP move by this much whatever is staged.
-_SLACK_MB = 0.0
 _MB = 1e6
 
 
@@ -64,7 +62,7 @@ def _staging(updates: int) -> tuple[list[Measure], dict[str, object]]:
             name="staging: peak above the start",
             value=(memory.peak_bytes - start) / _MB,
             unit="MB",
-            limit=size / _MB + _SLACK_MB,
+            limit=size / _MB,
             note=f"one checkpoint is {size / _MB:.1f} MB; "
             f"{updates} updates, {memory.samples} samples",
         ),

@@ -1,9 +1,8 @@
 """The longest wait between two streamed tokens while weights are swapped.
 
 The decode step is the stream's median gap before the swap. Counted is the longest
-gap that overlaps the swap, from the request being sent to its reply. The median of
-all rounds decides and the worst is shown: one step that lost its core to something
-else on the machine says nothing about the swap.
+gap that overlaps the swap, from the request being sent to its reply. The worst round
+decides, as the target speaks of the longest gap; the note describes the median one.
 
 * ``swap``: one request with a ``pause_mode``, sent while serving. Staging happens
   beside the stream, the server pauses for the commit alone: the longest gap may be
