@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import anyio
 import httpx
 
 __all__ = ["LIMIT_S", "Client", "Snapshot", "Stream", "Streams", "client_of", "text_of"]
@@ -136,6 +137,7 @@ class Stream:
     """One streamed request, read to its end by a task of its own."""
 
     task: asyncio.Task[None] | None = None
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     status: int | None = None
     ended: bool = False
     event: dict[str, Any] = field(default_factory=dict)
@@ -181,16 +183,20 @@ class Stream:
     async def read(self, http: httpx.AsyncClient, body: object) -> None:
         """Run the request; ``event`` is always the newest one."""
         try:
-            async with http.stream("POST", "/generate", json=body) as reply:
-                self.status = reply.status_code
-                if reply.status_code != 200:
-                    self.error = json.loads(await reply.aread())["error"]
-                    return
-                await self._read_events(reply)
+            with self.scope:
+                await self._read(http, body)
         finally:
             self.ended = True
             async with self.news:
                 self.news.notify_all()
+
+    async def _read(self, http: httpx.AsyncClient, body: object) -> None:
+        async with http.stream("POST", "/generate", json=body) as reply:
+            self.status = reply.status_code
+            if reply.status_code != 200:
+                self.error = json.loads(await reply.aread())["error"]
+                return
+            await self._read_events(reply)
 
     async def _read_events(self, reply: httpx.Response) -> None:
         async for line in reply.aiter_lines():
@@ -210,17 +216,17 @@ class Streams:
 
     def __init__(self, client: Client) -> None:
         self._http = client.http
-        self._tasks: list[asyncio.Task[None]] = []
+        self._streams: list[Stream] = []
 
     def __repr__(self) -> str:
-        return f"<Streams {len(self._tasks)}>"
+        return f"<Streams {len(self._streams)}>"
 
     def start(self, input_ids: Sequence[int], tokens: int) -> Stream:
         """Begin one request of exactly ``tokens`` output tokens."""
         stream = Stream()
         body = generate_body(input_ids, tokens) | {"stream": True}
         stream.task = asyncio.get_running_loop().create_task(stream.read(self._http, body))
-        self._tasks.append(stream.task)
+        self._streams.append(stream)
         return stream
 
     async def __aenter__(self) -> Streams:
@@ -232,10 +238,11 @@ class Streams:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        # Task.cancel() would go through the shield under which httpcore closes connections.
+        for stream in self._streams:
+            stream.scope.cancel()
+        if tasks := [stream.task for stream in self._streams if stream.task]:
+            await asyncio.wait(tasks)
 
 
 def generate_body(input_ids: Sequence[int], tokens: int) -> dict[str, Any]:
