@@ -33,10 +33,12 @@ __all__ = [
     "Generator",
     "Inspector",
     "LoadStrategy",
+    "LogprobsWanted",
     "Plan",
     "SamplingParams",
     "Stage",
     "TokenChunk",
+    "TokenLogprob",
 ]
 
 
@@ -161,12 +163,21 @@ class Inspector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens. Temperature 0 is greedy."""
+    """How to choose tokens. Temperature 0 is greedy.
+
+    Penalties and ``min_p`` mean what they mean in SGLang; the defaults change nothing.
+    No end of text and no stop before ``min_new_tokens``.
+    """
 
     max_new_tokens: int = 128
+    min_new_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -174,12 +185,43 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsWanted:
+    """Which log-probabilities a request asks for, besides those of its output tokens.
+
+    ``input_start`` is the first prompt position whose token is scored, None for none.
+    Every scored position also gives the ``top`` likeliest tokens, and ``token_ids``.
+    """
+
+    input_start: int | None = None
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely a token was, natural logarithm, before temperature and penalties.
+
+    ``logprob`` is None for the first token of a text, which nothing comes before.
+    ``top`` (likeliest first) and ``asked`` are pairs of token id and log-probability.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+    asked: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt, already tokenised. ``rid`` is unique among requests in flight."""
+    """One prompt, already tokenised. ``rid`` is unique among requests in flight.
+
+    ``logprobs`` None asks for no log-probabilities at all.
+    """
 
     rid: str
     input_ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: LogprobsWanted | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +230,7 @@ class TokenChunk:
 
     ``stamp`` names the weights whose forward pass made ``token_id``. The last
     chunk has ``finish_reason`` (``stop``, ``length``, ``abort``, ``error``) and
-    may carry no token.
+    may carry no token. ``input_logprobs`` come with the first token.
     """
 
     token_id: int | None
@@ -197,6 +239,8 @@ class TokenChunk:
     matched_stop: int | str | None = None
     cached_tokens: int = 0
     num_retractions: int = 0
+    logprob: TokenLogprob | None = None
+    input_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation(Protocol):
@@ -218,7 +262,7 @@ class Generator(Protocol):
     def submit(self, request: GenerateRequest) -> Generation:
         """Queue a request. Event-loop thread; never blocks.
 
-        Raises: ValueError for a prompt the engine cannot run.
+        Raises: ValueError for a prompt the engine cannot run; QueueFull when too many wait.
         """
         ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import platform
 import subprocess
@@ -11,7 +13,7 @@ import torch
 
 from contrib.bench.paths import REPOSITORY
 
-__all__ = ["THREADS", "describe_machine", "warm_page_cache"]
+__all__ = ["THREADS", "describe_machine", "warm_free_memory", "warm_page_cache"]
 
 THREADS = len(os.sched_getaffinity(0))
 _WARM_CHUNK_BYTES = 16 << 20
@@ -38,6 +40,20 @@ def warm_page_cache(*directories: Path) -> None:
             with path.open("rb", buffering=0) as file:
                 while file.read(_WARM_CHUNK_BYTES):
                     pass
+
+
+def warm_free_memory(size_bytes: int) -> None:
+    """Touch as much free memory and let it go again, so that it is there for the next.
+
+    A virtual machine may give free memory back to its host. Whoever touches it first
+    then stops the virtual processor for milliseconds a page, whatever else runs on it,
+    which is the machine's doing and would be counted as the server's.
+    """
+    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size_bytes, mmap.PAGESIZE):
+            memory[at] = 1
 
 
 def _cpu() -> str:

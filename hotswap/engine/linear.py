@@ -1,7 +1,7 @@
 """Linear layers that start empty, and a bfloat16 product for CPUs without bfloat16.
 
 Without AVX-512 torch multiplies bfloat16 matrices about five times slower than
-float32 ones (one vector excepted). There the weight is widened a block at a time
+float32 ones (a few vectors excepted). There the weight is widened a block at a time
 into a small float32 scratch: the same sums in float32, rounded once. The live
 bfloat16 parameter stays the only copy of the weight.
 """
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 __all__ = ["Linear", "empty_parameter", "linear"]
 
-_SCRATCH_NUMEL = 2**20
-_NATIVE_TOKENS = 2
+_SCRATCH_NUMEL = 2**21
+_NATIVE_TOKENS = 4
 _local = threading.local()
 
 
@@ -60,17 +60,18 @@ def _is_slow(weight: torch.Tensor) -> bool:
 
 def _widened(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     rows, columns = weight.shape
-    wide = inputs.float()
-    out = torch.empty(inputs.shape[0], rows, dtype=weight.dtype)
+    # As columns: with few of them the product is up to three times as fast as with rows.
+    wide = inputs.float().t()
+    out = torch.empty(rows, inputs.shape[0], dtype=weight.dtype)
     step = max(1, _SCRATCH_NUMEL // columns)
     scratch = _scratch(min(step, rows) * columns)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         block = scratch[: (stop - start) * columns].view(stop - start, columns)
         block.copy_(weight[start:stop])
-        product = functional.linear(wide, block)
-        out[:, start:stop] = product if bias is None else product + bias[start:stop]
-    return out
+        product = torch.mm(block, wide)
+        out[start:stop] = product if bias is None else product + bias[start:stop, None]
+    return out.t().contiguous()
 
 
 def _scratch(numel: int) -> torch.Tensor:

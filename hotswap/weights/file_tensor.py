@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hotswap.types import TensorSpec
@@ -49,15 +51,32 @@ class FileTensor:
         self._check(out, start)
         if not out.numel():
             return
-        # numpy sees bytes where torch may refuse to (one element with an odd stride).
-        view = out.detach().as_strided((out.numel(),), (1,)).view(torch.uint8)
         try:
-            self._file.read_at(self._offset + start * self._spec.dtype.itemsize, view.numpy().data)
+            self._file.read_at(self._offset + start * self._spec.dtype.itemsize, _bytes(out))
         except OSError as error:
             message = f"tensor {self._spec.name!r}: {error.strerror or error}"
             # With a number in front only where there is one.
             arguments = (message,) if error.errno is None else (error.errno, message)
             raise OSError(*arguments) from error
+
+    def fits(self, out: torch.Tensor) -> bool:
+        """Whether ``out`` can take the bytes as they are: CPU, contiguous, same dtype and shape."""
+        return (
+            out.device.type == "cpu"
+            and out.dtype == self._spec.dtype
+            and tuple(out.shape) == self._spec.shape
+            and out.is_contiguous()
+        )
+
+    def adjoins(self, other: FileTensor) -> bool:
+        """Whether ``other`` begins in the same file where this one ends."""
+        end = self._offset + self._spec.size_bytes
+        return other._file is self._file and other._offset == end
+
+    def read_run(self, outs: Sequence[torch.Tensor]) -> None:
+        """Fill ``outs[0]`` with this tensor and the others with those that follow it in the
+        file, each of which ``fits``. Raises: OSError, naming the file alone."""
+        self._file.read_at(self._offset, *map(_bytes, outs))
 
     def _check(self, out: torch.Tensor, start: int) -> None:
         inside = start >= 0 and start + out.numel() <= self._spec.numel
@@ -68,3 +87,10 @@ class FileTensor:
                 f"{out.dtype} on {out.device} (contiguous CPU memory of the same dtype, within "
                 "the tensor, is wanted)"
             )
+
+
+def _bytes(out: torch.Tensor) -> memoryview:
+    # numpy sees bytes where torch may refuse to (one element with an odd stride).
+    view = out.detach().as_strided((out.numel(),), (1,)).view(torch.uint8)
+    data: memoryview = view.numpy().data
+    return data

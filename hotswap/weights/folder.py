@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from hotswap.weights.strict_json import parse_object
 
 __all__ = ["Folder", "OpenFile"]
 
-_PIECE_BYTES = 16 * 2**20
+_MAX_BUFFERS = 1024  # IOV_MAX: what one system call takes
 _MAX_JSON_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
 
@@ -68,20 +68,22 @@ class OpenFile:
             raise OSError(f"{self.name} was closed already: its checkpoint is no longer open")
         return self._raw.fileno()
 
-    def read_at(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` (bytes) from ``offset``, at most 16 MiB a system call, without the GIL.
+    def read_at(self, offset: int, *outs: memoryview) -> None:
+        """Fill ``outs`` (bytes) one after the other from ``offset`` on, without the GIL.
 
         Raises: OSError when the file ends early or was changed since it was opened.
         """
-        fd, done = self.fileno(), 0
-        while done < len(out):
-            got = os.preadv(fd, [out[done : done + _PIECE_BYTES]], offset + done)
+        fd, end = self.fileno(), offset + sum(map(len, outs))
+        left = [out for out in outs if len(out)]
+        while left:
+            got = os.preadv(fd, left[:_MAX_BUFFERS], offset)
             if got == 0:
                 raise OSError(
-                    f"{self.name} ends at byte {offset + done}, wanted {offset + len(out)}: "
+                    f"{self.name} ends at byte {offset}, wanted {end}: "
                     "it became shorter while it was read; publish by rename and send it again"
                 )
-            done += got
+            offset += got
+            left = _without(left, got)
         self._check_unchanged()
 
     def read_bytes(self, offset: int, length: int) -> bytes:
@@ -199,6 +201,15 @@ class Folder:
             return OpenFile(os.open(f"/proc/self/fd/{pin}", os.O_RDONLY), name=name)
         finally:
             os.close(pin)
+
+
+def _without(outs: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of ``outs`` after their first ``count`` bytes."""
+    for at, out in enumerate(outs):
+        if count < len(out):
+            return [out[count:], *outs[at + 1 :]]
+        count -= len(out)
+    return []
 
 
 def _pinned_path(fd: int) -> Path:

@@ -7,6 +7,7 @@ linger, so it comes from anonymous mappings.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import sys
 from types import TracebackType
@@ -17,7 +18,7 @@ import torch
 
 from hotswap.types import TensorSpec
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "trim_heap"]
 
 
 class Memory:
@@ -77,3 +78,11 @@ class Memory:
         except BufferError:
             # Somebody still holds a tensor (often a traceback, for a moment).
             mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give back what malloc has kept of memory that was freed. Any thread; glibc alone can."""
+    # None is the program itself, with every library that it has loaded.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -16,8 +16,9 @@ from hotswap.types import Bucket, Manifest, Payload, Scope
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
 from hotswap.weights.mapping import FusedRule
-from hotswap.weights.pieces import Job, fill_jobs, spec_of
+from hotswap.weights.pieces import Job, spec_of
 from hotswap.weights.plan import TargetPlan, make_plan
+from hotswap.weights.runs import bucket_jobs
 from hotswap.weights.slots import Catalogue, Slot, survey
 from hotswap.weights.staging import MAX_WORKERS
 
@@ -101,14 +102,14 @@ class WeightTarget:
         self._unfinished = True
         # Inference mode may write normal tensors and those made under it alike.
         with torch.inference_mode():
-            jobs: list[Job] = []
+            for_threads: list[tuple[torch.Tensor, Payload, tuple[slice, ...]]] = []
             for slot, payload in planned:
                 out = slot.destination()
                 if isinstance(payload, torch.Tensor) and out.device.type != "cpu":
                     out.copy_(payload[slot.source])
                 else:
-                    jobs.extend(fill_jobs(out, payload, part=slot.source))
-            _run(jobs, sum(slot.spec.size_bytes for slot, _ in planned))
+                    for_threads.append((out, payload, slot.source))
+            _run(bucket_jobs(for_threads), sum(slot.spec.size_bytes for slot, _ in planned))
             for slot, _ in planned:
                 padding = slot.padding()
                 if padding is not None:
