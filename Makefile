@@ -26,7 +26,7 @@ ARGS ?=
 WORKERS ?= 2
 
 # Tests share few cores: one thread of arithmetic a process, or they wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 300
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --timeout 300
 
 .PHONY: help setup demo serve lint test test-long test-gpu bench clean
 
