@@ -11,17 +11,11 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import (
-    EngineDown,
-    NotFound,
-    RequestInvalid,
-    ShuttingDown,
-    error_body,
-    wire_of,
-)
+from hotswap.http.errors import NotFound, RequestInvalid, error_body, wire_of
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.replies import Json, encode
+from hotswap.http.runs import EngineFailed, encoded, submit_all
 from hotswap.http.schemas import GenerateBody
 from hotswap.http.served import Served, served
 from hotswap.http.transcript import Decode, Transcript
@@ -31,17 +25,10 @@ __all__ = ["EngineFailed", "Generate"]
 
 _log = logging.getLogger("hotswap.http")
 
-# Longer texts are encoded on a worker thread, so that the event loop stays free.
-_INLINE_CHARACTERS = 4096
-
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 ]
-
-
-class EngineFailed(Exception):
-    """The engine ended a request with an error of its own."""
 
 
 class Generate:
@@ -99,17 +86,7 @@ class _Run:
         await Json(transcript.reply())(scope, receive, send)
 
     async def _submit(self, request: GenerateRequest) -> Generation:
-        await self._serving.commands.admission.enter()
-        # No await from here to submit: the door may close at any await.
-        if self._serving.requests.closed:
-            raise ShuttingDown("the server is shutting down; send the request to another one")
-        if not self._serving.engine_alive:
-            raise EngineDown("the engine has ended; restart the server (its log says why)")
-        try:
-            generation = self._engine.submit(request)
-        except ValueError as error:
-            raise RequestInvalid(str(error)) from error
-        self._ticket.generation = generation
+        (generation,) = await submit_all(self._serving, self._engine, [(self._ticket, request)])
         return generation
 
     def _note_end(self, transcript: Transcript) -> None:
@@ -129,8 +106,7 @@ class _Run:
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
             _log.exception("stream %s failed", self._ticket.rid)
-            body = error_body(error, wire=wire_of(error), reports_success=False)
-            await _event(send, encode(body))
+            await _event(send, encode(self._serving.dialect.stream_error(error)))
         await _event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -150,17 +126,7 @@ async def _input_ids(
         if not body.input_ids:
             raise RequestInvalid("input_ids is empty, wanted at least one token id")
         return body.input_ids
-    text = body.text or ""
-    try:
-        if len(text) <= _INLINE_CHARACTERS:
-            ids = engine.encode(text)
-        else:
-            ids = await anyio.to_thread.run_sync(engine.encode, text, limiter=encoders)
-    except ValueError as error:
-        raise RequestInvalid(f"text cannot be encoded: {error}") from error
-    if not ids:
-        raise RequestInvalid("text has no tokens in it, wanted at least one")
-    return ids
+    return await encoded(engine.encode, body.text or "", encoders=encoders)
 
 
 def _decoder(engine: Generator) -> Decode | None:

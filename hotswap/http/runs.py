@@ -1,0 +1,80 @@
+"""From tokens to running generations: what every route that generates does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import anyio
+
+from hotswap.http.errors import EngineDown, RequestInvalid, ShuttingDown
+from hotswap.http.in_flight import Ticket
+from hotswap.http.served import Served
+from hotswap.seams import GenerateRequest, Generation, Generator
+
+__all__ = ["EngineFailed", "encoded", "run_together", "submit_all"]
+
+# Longer texts are encoded on a worker thread, so that the event loop stays free.
+_INLINE_CHARACTERS = 4096
+
+
+class EngineFailed(Exception):
+    """The engine ended a request with an error of its own."""
+
+
+async def submit_all(
+    serving: Served, engine: Generator, runs: Sequence[tuple[Ticket, GenerateRequest]]
+) -> list[Generation]:
+    """Wait at the door once, then submit everything, as one request that came in.
+
+    When one of them is refused, those before it run: leaving their tickets aborts them.
+    Raises: Paused, WeightsNotWhole, QueueFull, RequestInvalid, ShuttingDown, EngineDown.
+    """
+    await serving.commands.admission.enter()
+    # No await from here to submit: the door may close at any await.
+    if serving.requests.closed:
+        raise ShuttingDown("the server is shutting down; send the request to another one")
+    if not serving.engine_alive:
+        raise EngineDown("the engine has ended; restart the server (its log says why)")
+    generations = []
+    for ticket, request in runs:
+        try:
+            ticket.generation = engine.submit(request)
+        except ValueError as error:
+            raise RequestInvalid(str(error)) from error
+        generations.append(ticket.generation)
+    return generations
+
+
+async def encoded(
+    encode: Callable[[str], list[int]], text: str, *, encoders: anyio.CapacityLimiter
+) -> list[int]:
+    """Token ids of ``text``, one at least. Raises: RequestInvalid."""
+    try:
+        if len(text) <= _INLINE_CHARACTERS:
+            ids = encode(text)
+        else:
+            ids = await anyio.to_thread.run_sync(encode, text, limiter=encoders)
+    except ValueError as error:
+        raise RequestInvalid(f"text cannot be encoded: {error}") from error
+    if not ids:
+        raise RequestInvalid("text has no tokens in it, wanted at least one")
+    return ids
+
+
+async def run_together(works: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run every one of ``works``; the first that fails cancels the others and is raised."""
+    raised: list[Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def run(work: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await work()
+            except Exception as error:
+                # Carried out by hand: the task group would wrap it in a group.
+                raised.append(error)
+                tasks.cancel_scope.cancel()
+
+        for work in works:
+            tasks.start_soon(run, work)
+    if raised:
+        raise raised[0]
