@@ -28,10 +28,12 @@ from hotswap.controller import Controller
 from hotswap.engine import EmbeddedEngine
 from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
+from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.plugins import Plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
+from hotswap.types import WeightStamp
 
 __all__ = ["StartError", "run", "take_port"]
 
@@ -95,7 +97,7 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
             pre_read=plugins.pre_read,
             changed=plugins.changed,
             stamp=engine.stamp,
-            while_paused=settings.while_paused,
+            while_paused=paused_policy(settings),
             hold_s=settings.hold_s,
         )
         async with controller:
@@ -119,6 +121,8 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
             dtype=settings.dtype,
             device=settings.device,
             max_running_requests=settings.max_running_requests,
+            stamp=WeightStamp(version=dialect_of(settings).boot_version),
+            max_queued=settings.max_queued_requests,
         )
     except (HotswapError, OSError, ValueError) as error:
         raise StartError(f"cannot load {model}: {error}") from error

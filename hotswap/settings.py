@@ -28,7 +28,8 @@ __all__ = [
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
-    "while_paused": ("reject", "hold"),
+    "dialect": ("gr", "sglang"),
+    "while_paused": ("auto", "reject", "hold"),
     "load_mode": ("staged", "direct"),
     "log_level": ("debug", "info", "warning", "error"),
 }
@@ -39,6 +40,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "hold_s": (0, math.inf),
     "graceful_s": (0, 3600),
     "max_running_requests": (1, math.inf),
+    "max_queued_requests": (1, math.inf),
     "max_http_request_bytes": (1, math.inf),
 }
 
@@ -68,11 +70,13 @@ class Settings:
     port: int = 30000
     dtype: str = "auto"
     device: str = "auto"
-    while_paused: str = "reject"
+    dialect: str = "gr"
+    while_paused: str = "auto"
     hold_s: float = 60.0
     allow_weight_update: bool = False
     load_mode: str = "staged"
     max_running_requests: int = 16
+    max_queued_requests: int = 1024
     max_http_request_bytes: int = 1024 * 1024
     graceful_s: float = 5.0
     workers: int = 1
@@ -106,11 +110,14 @@ _HELP: Mapping[str, str] = {
     "port": "port to listen on; 0 takes a free one and prints it",
     "dtype": "auto (the checkpoint's), float32, bfloat16 or float16",
     "device": "auto, cpu or cuda",
-    "while_paused": "what a request meets while generation is paused: reject (a 503) or hold",
+    "dialect": "what errors and a few replies look like: gr or sglang",
+    "while_paused": "what a request meets during a pause: reject (a 503), hold, or auto: "
+    "reject in the dialect gr, hold in sglang",
     "hold_s": "longest hold in seconds; a 503 after it",
     "allow_weight_update": "serve the routes that control the server, change and show weights",
     "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
     "max_running_requests": "requests that share a forward pass",
+    "max_queued_requests": "requests that may wait for a forward pass; one more gets a 429",
     "max_http_request_bytes": "longest request body that is read",
     "graceful_s": "seconds that requests get to end at a shutdown",
     "workers": "only 1 is possible",

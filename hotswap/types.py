@@ -15,6 +15,7 @@ from hotswap.errors import UpdateRejected
 
 __all__ = [
     "Bucket",
+    "EngineLoad",
     "InFlightCounts",
     "LoadMode",
     "Manifest",
@@ -226,6 +227,35 @@ class InFlightCounts:
     def total(self) -> int:
         """Running and waiting together."""
         return self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is at one moment; counts of events run from the start on.
+
+    ``running`` hold keys and values; ``waiting`` do not, and ``stalled`` of them wait
+    for a client that does not read. ``kv_tokens_used`` is what running requests and
+    cached prefixes hold together of ``kv_tokens_total``, in tokens; ``cached_tokens``
+    is the part of the prefixes. A hit is a request that began with a cached prefix,
+    ``cache_hit_tokens`` long. ``prefill_tokens`` ran through the model to start a
+    text, ``generated_tokens`` came out of it. ``retractions`` lost their keys and
+    values before their end, for want of memory or by a pause.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    stalled: int = 0
+    max_running: int = 0
+    max_queued: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
+    cached_tokens: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_hit_tokens: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    retractions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

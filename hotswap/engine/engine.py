@@ -27,7 +27,15 @@ from hotswap.engine.scheduler import Scheduler
 from hotswap.engine.steps import EngineSteps
 from hotswap.engine.tokenizer import TextCodec, load_codec
 from hotswap.seams import EnginePause, GenerateRequest, Plan
-from hotswap.types import Bucket, InFlightCounts, Manifest, PauseMode, Scope, WeightStamp
+from hotswap.types import (
+    Bucket,
+    EngineLoad,
+    InFlightCounts,
+    Manifest,
+    PauseMode,
+    Scope,
+    WeightStamp,
+)
 
 __all__ = ["EmbeddedEngine"]
 
@@ -57,6 +65,7 @@ class EmbeddedEngine:
         self._target = loaded.target
         self._path = path
         self._max_running = max_running_requests
+        self._max_queued = max_queued
         self._cache = PrefixCache(max_entries=64, max_bytes=prefix_cache_bytes)
         self._ledger = InFlightLedger(max_queued=max_queued)
         weight = loaded.model.lm_head.weight
@@ -175,6 +184,23 @@ class EmbeddedEngine:
         """Hits and misses since the last flush, entries and bytes now."""
         return self._cache.stats
 
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is now, and what it has done since its start."""
+        counts, tally = self.in_flight, self._scheduler.tally
+        return EngineLoad(
+            running=counts.running,
+            waiting=counts.waiting,
+            max_running=self._max_running,
+            max_queued=self._max_queued,
+            cache_hits=tally.cache_hits,
+            cache_misses=tally.cache_misses,
+            cache_hit_tokens=tally.cache_hit_tokens,
+            prefill_tokens=tally.prefill_tokens,
+            generated_tokens=tally.generated_tokens,
+            retractions=tally.retractions,
+        )
+
     def describe(self) -> dict[str, object]:
         """The model and the engine's bounds, in JSON types."""
         config = self.model.config
@@ -262,6 +288,7 @@ class EmbeddedEngine:
         """Token ids of ``text``. Raises: ValueError without a tokenizer."""
         return self._intake.text_codec.encode(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text, special tokens left out. Raises: ValueError without a tokenizer."""
-        return self._intake.text_codec.decode(token_ids)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See ``seams.Generator``. Raises: ValueError without a tokenizer."""
+        codec = self._intake.text_codec
+        return codec.decode(token_ids, skip_special_tokens=skip_special_tokens)

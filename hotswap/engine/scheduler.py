@@ -27,6 +27,7 @@ from hotswap.engine.prefix_cache import PrefixCache
 from hotswap.engine.request import Holding, Request
 from hotswap.engine.sampling import choose_tokens
 from hotswap.engine.stopping import Finish
+from hotswap.engine.tally import Tally
 from hotswap.seams import TokenChunk
 from hotswap.types import PauseMode, WeightStamp
 
@@ -62,6 +63,7 @@ class Scheduler:
         self.stamp = stamp
         self.gate = Gate()
         self.outbox = Outbox()
+        self.tally = Tally()
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._running)} running {len(self._waiting)} waiting {self.gate}>"
@@ -176,6 +178,8 @@ class Scheduler:
         self._running.append(self._waiting.popleft())
         self._ledger.start()
         cached = self._cache.fill(holding.kv, request.tokens, epoch=epoch) if request.reuse else 0
+        self.tally.count_start(cached)
+        self.tally.prefill_tokens += len(request.tokens) - cached
         if request.cached_tokens is None:
             request.cached_tokens = cached
         return len(request.tokens) - cached
@@ -209,6 +213,7 @@ class Scheduler:
             self._end(request, reason="error")
             return
         request.tokens.append(token)
+        self.tally.generated_tokens += 1
         finish = request.stop_rule.push(token)
         self._send(request, token, finish)
         if finish is not None:
@@ -232,6 +237,7 @@ class Scheduler:
         for request in reversed(self._running):
             request.holding = None
             request.num_retractions += 1
+            self.tally.retractions += 1
             self._ledger.park()
             self._waiting.appendleft(request)
         self._running.clear()

@@ -28,6 +28,7 @@ from hotswap.engine.kv import KvCache, KvShape
 from hotswap.engine.loading import LoadedModel, load_model
 from hotswap.engine.model import CausalLm
 from hotswap.http import create_app
+from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.plugins import Plugins
 from hotswap.seams import LoadStrategy
 from hotswap.serve import take_port
@@ -64,9 +65,13 @@ async def serving(
     told = Settings(allow_weight_update=True, **settings)
     known = {"disk": DiskStrategy(), **(strategies or {})}
     async with (
-        engine(loaded, max_running_requests=told.max_running_requests) as runs,
+        engine(
+            loaded,
+            max_running_requests=told.max_running_requests,
+            max_queued=told.max_queued_requests,
+        ) as runs,
         Controller(
-            runs, strategies=known, stamp=runs.stamp, while_paused=told.while_paused
+            runs, strategies=known, stamp=runs.stamp, while_paused=paused_policy(told)
         ) as controller,
     ):
         plugins = Plugins(strategies=dict.fromkeys(known, _made_already))

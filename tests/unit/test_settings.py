@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert (seen.host, seen.port) == ("127.0.0.1", 30000)
     assert (seen.allow_weight_update, seen.while_paused, seen.load_mode) == (
         False,
-        "reject",
+        "auto",
         "staged",
     )
     assert seen.max_http_request_bytes == 1024 * 1024
@@ -57,6 +57,12 @@ def test_defaults() -> None:
             {"HOTSWAP_MAX_RUNNING_REQUESTS": "3"},
             "max_running_requests",
             3,
+        ),
+        (
+            ["--max-queued-requests", "4"],
+            {"HOTSWAP_MAX_QUEUED_REQUESTS": "4"},
+            "max_queued_requests",
+            4,
         ),
         (
             ["--max-http-request-bytes", "9"],
