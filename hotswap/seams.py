@@ -166,7 +166,9 @@ class SamplingParams:
     """How to choose tokens. Temperature 0 is greedy.
 
     Penalties and ``min_p`` mean what they mean in SGLang; the defaults change nothing.
-    No end of text and no stop before ``min_new_tokens``.
+    No end of text and no stop before ``min_new_tokens``. ``max_new_tokens`` 0 computes
+    the prompt and no token. Without ``skip_special_tokens`` stop strings are looked for
+    in a text that shows them.
     """
 
     max_new_tokens: int = 128
@@ -182,6 +184,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +233,8 @@ class TokenChunk:
 
     ``stamp`` names the weights whose forward pass made ``token_id``. The last
     chunk has ``finish_reason`` (``stop``, ``length``, ``abort``, ``error``) and
-    may carry no token. ``input_logprobs`` come with the first token.
+    may carry no token. ``input_logprobs`` come with the first token, or with the end
+    of a request for none.
     """
 
     token_id: int | None
@@ -270,6 +274,6 @@ class Generator(Protocol):
         """Token ids of ``text``. Raises: ValueError without a tokenizer."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``. Raises: ValueError without a tokenizer."""
         ...

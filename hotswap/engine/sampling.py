@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 
 import torch
 
+from hotswap.engine.penalties import Penalties, check_penalties
 from hotswap.seams import SamplingParams
 
 __all__ = ["Sampler", "check_sampling", "choose_tokens"]
@@ -14,27 +16,45 @@ __all__ = ["Sampler", "check_sampling", "choose_tokens"]
 _COLDEST = 1e-5
 # Above it every finite difference is lost already.
 _HOTTEST = torch.finfo(torch.float32).max
+# Most nuclei have fewer tokens, and to find these is much cheaper than to sort them all.
+_USUAL_NUCLEUS = 1024
 
 
 def check_sampling(params: SamplingParams) -> None:
     """Raises: ValueError for parameters that mean nothing."""
-    if params.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {params.max_new_tokens}, wanted at least 1")
+    if params.max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens is {params.max_new_tokens}, wanted 0 or more")
+    if not 0 <= params.min_new_tokens <= params.max_new_tokens:
+        raise ValueError(
+            f"min_new_tokens is {params.min_new_tokens}, wanted 0 to max_new_tokens, "
+            f"which is {params.max_new_tokens}"
+        )
     if not 0.0 <= params.temperature < float("inf"):
         raise ValueError(f"temperature is {params.temperature}, wanted 0 or more")
     if not 0.0 < params.top_p <= 1.0:
         raise ValueError(f"top_p is {params.top_p}, wanted more than 0 and at most 1")
     if params.top_k < -1:
         raise ValueError(f"top_k is {params.top_k}, wanted a count, or 0 or -1 for all tokens")
+    if not 0.0 <= params.min_p <= 1.0:
+        raise ValueError(f"min_p is {params.min_p}, wanted 0 to 1")
     if any(not text for text in params.stop):
         raise ValueError("stop has an empty string in it, which would match at once; leave it out")
+    check_penalties(params)
 
 
 class Sampler:
-    """Chooses the tokens of one request; its draws go on where they were after a retraction."""
+    """Chooses the tokens of one request; its draws go on where they were after a retraction.
 
-    def __init__(self, params: SamplingParams) -> None:
+    One number is drawn a token, from a generator that belongs to the request: what else
+    is in the batch takes nothing from it. ``stop_ids`` are not chosen before there are
+    ``min_new_tokens``.
+    """
+
+    def __init__(self, params: SamplingParams, *, stop_ids: Set[int] = frozenset()) -> None:
         self._params = params
+        self._penalties = Penalties(params)
+        self._stop_ids = stop_ids
+        self._unstoppable = params.min_new_tokens if stop_ids else 0
         self._generator: torch.Generator | None = None
         if not self.is_greedy:
             self._generator = torch.Generator()
@@ -48,24 +68,69 @@ class Sampler:
         """Whether the likeliest token is always taken."""
         return self._params.temperature < _COLDEST or self._params.top_k == 1
 
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether the next token is the one with the largest logit, as it comes."""
+        return self.is_greedy and not self._penalties.has_effect and self._unstoppable <= 0
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token from ``[vocabulary]`` float32 on the CPU, which is written to."""
+        self._penalties.apply(logits)
+        if self._unstoppable > 0:
+            self._rule_out_stops(logits)
+        return int(logits.argmax()) if self.is_greedy else self.draw(logits)
+
+    def push(self, token_id: int) -> None:
+        """Note that ``token_id`` has been put out."""
+        self._unstoppable -= 1
+        self._penalties.push(token_id)
+
     def draw(self, logits: torch.Tensor) -> int:
-        """Draw from ``[vocabulary]`` float32 on the CPU: temperature, then top-k, then top-p."""
+        """Draw from ``[vocabulary]`` float32 on the CPU: temperature, top-k, top-p, min-p."""
         # The same chances, and neither the coldest nor the hottest leaves float32.
         scaled = (logits - logits.max()) / min(self._params.temperature, _HOTTEST)
         tokens: torch.Tensor | None = None
         if 0 < self._params.top_k < scaled.shape[0]:
             scaled, tokens = scaled.topk(self._params.top_k)
-        elif self._params.top_p < 1.0:
-            scaled, tokens = scaled.sort(descending=True)
         chances = scaled.softmax(-1)
         if self._params.top_p < 1.0:
+            if tokens is None:
+                chances, tokens = _likeliest(chances, self._params.top_p)
             # A token stays while those before it have not reached top_p.
             is_past = chances.cumsum(-1) - chances >= self._params.top_p
             # The first always does, also for a top_p that is zero as a float32.
             is_past[0] = False
             chances = chances.masked_fill(is_past, 0.0)
-        index = int(torch.multinomial(chances, 1, generator=self._generator))
+        if self._params.min_p > 0.0:
+            chances = chances.masked_fill(chances < self._params.min_p * chances.max(), 0.0)
+        if tokens is not None:
+            # Ties may come in any order: that of the vocabulary is always the same.
+            tokens, order = tokens.sort()
+            chances = chances[order]
+        index = self._index(chances)
         return index if tokens is None else int(tokens[index])
+
+    def _index(self, chances: torch.Tensor) -> int:
+        """One with a chance that is not zero; ``chances`` need not add up to 1."""
+        reached = chances.cumsum(-1, dtype=torch.float64)
+        total = float(reached[-1])
+        drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator)) * total
+        return int(torch.searchsorted(reached, min(drawn, math.nextafter(total, 0.0)), right=True))
+
+    def _rule_out_stops(self, logits: torch.Tensor) -> None:
+        ids = [token for token in self._stop_ids if 0 <= token < logits.shape[0]]
+        # Where every token stops there is still one to choose; the stop rule goes on.
+        if len(ids) < logits.shape[0]:
+            logits[ids] = -float("inf")
+
+
+def _likeliest(chances: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chances and tokens, the likeliest first; as many as reach ``top_p``, or more."""
+    if chances.shape[0] > _USUAL_NUCLEUS:
+        first, tokens = chances.topk(_USUAL_NUCLEUS)
+        if float(first.sum()) > top_p:
+            return first, tokens
+    return chances.sort(descending=True)
 
 
 def choose_tokens(
@@ -78,14 +143,24 @@ def choose_tokens(
     """
     largest, likeliest = logits.max(-1)
     chosen: list[int | Exception | None] = likeliest.tolist()
-    for row, (sampler, is_finite) in enumerate(
-        zip(samplers, largest.isfinite().tolist(), strict=True)
-    ):
+    particular: list[int] = []
+    for row, is_finite in enumerate(largest.isfinite().tolist()):
         if not is_finite:
             chosen[row] = None
-        elif not sampler.is_greedy:
-            try:
-                chosen[row] = sampler.draw(logits[row].cpu())
-            except Exception as error:
-                chosen[row] = error
+        elif not samplers[row].takes_the_likeliest:
+            particular.append(row)
+    if particular:
+        # A copy, also on the CPU: what others read of these logits stays as it is.
+        for row, copy in zip(particular, logits[particular].cpu(), strict=True):
+            chosen[row] = _chosen(samplers[row], copy)
+    for sampler, token in zip(samplers, chosen, strict=True):
+        if isinstance(token, int):
+            sampler.push(token)
     return chosen
+
+
+def _chosen(sampler: Sampler, logits: torch.Tensor) -> int | Exception:
+    try:
+        return sampler.choose(logits)
+    except Exception as error:
+        return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 
 from hotswap.engine.tokenizer import TextCodec
 from hotswap.seams import SamplingParams
@@ -24,36 +25,46 @@ class StopRule:
     """Sees the output tokens of one request, one by one.
 
     ``room`` is how many the context has place for. A stop string may begin in one
-    token and end in another; it counts from the token that completes it.
+    token and end in another; it counts from the token that completes it. Before
+    ``min_new_tokens`` only the room ends a text.
     """
 
     def __init__(
         self, params: SamplingParams, *, eos: Set[int], room: int, codec: TextCodec | None
     ) -> None:
-        self._ids = frozenset(params.stop_token_ids) | (
+        self.ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos)
         )
         self._left = min(params.max_new_tokens, room)
+        self._unstoppable = params.min_new_tokens
         self._stops = params.stop
         self._keep = max(map(len, params.stop), default=1) - 1
-        self._stream = StreamedText(codec.decode) if codec is not None and params.stop else None
+        self._stream: StreamedText | None = None
+        if codec is not None and params.stop:
+            skips = params.skip_special_tokens
+            self._stream = StreamedText(partial(codec.decode, skip_special_tokens=skips))
         self._tail = ""
 
     def push(self, token_id: int) -> Finish | None:
         """Count ``token_id``; the reason to end after it, None to go on."""
         self._left -= 1
-        if token_id in self._ids:
-            return Finish(reason="stop", matched=token_id)
+        self._unstoppable -= 1
         matched = self._match(token_id)
-        if matched is not None:
-            return Finish(reason="stop", matched=matched)
+        if self._unstoppable <= 0:
+            if token_id in self.ids:
+                return Finish(reason="stop", matched=token_id)
+            if matched is not None:
+                return Finish(reason="stop", matched=matched)
         return Finish(reason="length") if self._left <= 0 else None
 
     def _match(self, token_id: int) -> str | None:
-        """The stop string that begins first in the text, of those that are complete."""
+        """Of the stop strings that this token completes, the one that begins first."""
         if self._stream is None:
             return None
+        known = len(self._tail)
         text = self._tail + self._stream.push(token_id)
-        found = [(text.index(stop), stop) for stop in self._stops if stop in text]
+        # One that had its end before was passed over, or the text would have ended there.
+        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stops]
+        found = [place for place in places if place[0] >= 0]
         self._tail = text[max(0, len(text) - self._keep) :]
         return min(found)[1] if found else None

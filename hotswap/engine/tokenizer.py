@@ -23,9 +23,10 @@ class TextCodec:
         (encoding,) = self._tokenizer.encode_batch_fast([text])
         return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text; special tokens and ids without a token are left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text; ids without a token are left out, and special tokens unless told otherwise."""
+        ids = list(token_ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
 
 def load_codec(directory: Path) -> TextCodec | None:

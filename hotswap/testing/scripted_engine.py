@@ -153,10 +153,14 @@ class ScriptedEngine:
         self._need_tokenizer()
         return list(text.encode())
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """UTF-8, incomplete characters as U+FFFD. Raises: ValueError without a tokenizer."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """UTF-8, incomplete characters as U+FFFD; 0 is a special token, shown as ``<0>``.
+
+        Raises: ValueError without a tokenizer.
+        """
         self._need_tokenizer()
-        return bytes(token_ids).decode(errors="replace")
+        special = b"" if skip_special_tokens else b"<0>"
+        return bytes(token_ids).replace(b"\0", special).decode(errors="replace")
 
     async def read_weight(self, name: str, rows: int) -> torch.Tensor:
         """First rows. Raises: KeyError."""
