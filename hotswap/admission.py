@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import anyio
 
-from hotswap.errors import HotswapError, Paused, WeightsNotWhole
+from hotswap.errors import HotswapError, Paused, ShuttingDown, WeightsNotWhole
 from hotswap.state import Activity, Change, Machine, State, state_of
 
 __all__ = ["Admission", "WhilePaused"]
@@ -70,7 +70,7 @@ class Admission:
         """Return when a request may be submitted; submit before the next ``await``.
 
         Raises: Paused (the gate is closed, and stayed so for ``hold_s`` if the
-        policy is to hold), WeightsNotWhole (torn, never loaded, or asleep).
+        policy is to hold), WeightsNotWhole (torn, never loaded, or asleep), ShuttingDown.
         """
         deadline = anyio.current_time() + self._hold_s
         while not self.open:
@@ -102,7 +102,7 @@ class Admission:
     def _refusal(self) -> HotswapError | None:
         """Why a request turns back at once; None when it may wait."""
         if self._shut:
-            return Paused(_SHUT)
+            return ShuttingDown(_SHUT)
         # What the state will be when a running command leaves everything as it was.
         state = state_of(replace(self._machine.facts, busy=Activity.NOTHING))
         if state is State.INVALID:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,7 +11,7 @@ from hotswap.seams import Plan
 from hotswap.state import Command
 from hotswap.types import Update, UpdateReport, WeightStamp
 
-__all__ = ["Attempt", "Phase"]
+__all__ = ["Attempt", "Phase", "UpdateNews"]
 
 
 class Phase(StrEnum):
@@ -22,18 +23,38 @@ class Phase(StrEnum):
     COMMITTING = "committing"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateNews:
+    """Where an update has got to, for observers. ``number`` counts a controller's updates.
+
+    ``outcome`` is None until it is over, then one of ``Counters.updates``; ``report``
+    comes with weights that have changed, ``error`` with an update that raised one.
+    """
+
+    number: int
+    update: Update
+    phase: Phase
+    outcome: str | None = None
+    report: UpdateReport | None = None
+    error: BaseException | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One call of update. Times are ``time.perf_counter()``.
 
     ``outcome`` is None until the weights have changed for good, then ``committed``
-    or ``rolled_forward``. ``stopped`` is when forward passes ended for its sake.
+    or ``rolled_forward``, and ``result`` what that did. ``stopped`` is when forward
+    passes ended for its sake. ``tell`` hears of every step.
     """
 
     update: Update
+    number: int = 0
+    tell: Callable[[UpdateNews], None] = lambda _news: None
     command: Command = Command.UPDATE
     phase: Phase = Phase.WAITING
     outcome: str | None = None
+    result: UpdateReport | None = None
     started: float = field(default_factory=time.perf_counter)
     staged: float = 0.0
     stopped: float = 0.0
@@ -45,6 +66,24 @@ class Attempt:
         update = self.update
         version = "" if update.version is None else f" version {update.version}"
         return f"{update.strategy} update from {update.source}{version}"
+
+    def enter(self, phase: Phase) -> None:
+        """Be in ``phase`` from now on, and tell."""
+        self.phase = phase
+        self.tell(UpdateNews(number=self.number, update=self.update, phase=phase))
+
+    def end(self, outcome: str, error: BaseException | None = None) -> None:
+        """Tell that it is over."""
+        self.tell(
+            UpdateNews(
+                number=self.number,
+                update=self.update,
+                phase=self.phase,
+                outcome=outcome,
+                report=self.result,
+                error=error,
+            )
+        )
 
     def progress(self) -> dict[str, object]:
         """What an operator wants to know of an update that is not over, in JSON types."""

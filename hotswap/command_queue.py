@@ -13,7 +13,7 @@ from types import TracebackType
 
 import anyio
 
-from hotswap.errors import Busy
+from hotswap.errors import Busy, ShuttingDown
 from hotswap.state import Command
 
 __all__ = ["CommandQueue", "Entry", "OneAtATime"]
@@ -130,7 +130,7 @@ class CommandQueue:
         """Take the entry, after those that came earlier (before them with ``front``).
 
         A free entry is taken without giving way to other tasks. Raises: Busy
-        after ``wait_s``, or when the queue closes.
+        after ``wait_s``, ShuttingDown when the queue closes.
         """
         self._refuse_when_closed(command)
         if self._running is None:
@@ -166,7 +166,7 @@ class CommandQueue:
 
     def _refuse_when_closed(self, command: Command) -> None:
         if self._closed:
-            raise Busy(f"{command} refused: the server is shutting down; send it elsewhere")
+            raise ShuttingDown(f"{command} refused: the server is shutting down; send it elsewhere")
 
     def _leave(self, ticket: _Ticket) -> None:
         if ticket.granted:

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,11 +21,11 @@ from typing import Self
 import anyio
 
 from hotswap.admission import Admission, WhilePaused
-from hotswap.attempt import Attempt
+from hotswap.attempt import Attempt, Phase, UpdateNews
 from hotswap.command_queue import CommandQueue, Entry
 from hotswap.counters import Counters, outcome_of
 from hotswap.drain import Drain
-from hotswap.errors import Busy
+from hotswap.errors import ShuttingDown
 from hotswap.fetch import PreRead
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, LoadStrategy
@@ -83,6 +84,8 @@ class Controller:
         self._changed_hooks = tuple(changed)
         self.queue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
+        self._update_observers: list[Callable[[UpdateNews], None]] = []
+        self._update_numbers = itertools.count(1)
         self._updates: dict[anyio.CancelScope, tuple[Attempt, anyio.Event]] = {}
         self._started = False
         self._closing = False
@@ -132,6 +135,14 @@ class Controller:
         """Updates that are not over: source, version, phase, age in milliseconds."""
         return [attempt.progress() for attempt, _ in self._updates.values()]
 
+    def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
+        """Call ``observer`` at every step of every update, on the event loop.
+
+        What it raises is logged and changes nothing. State changes have
+        ``machine.observe``.
+        """
+        self._update_observers.append(observer)
+
     def not_ready_reasons(self) -> list[str]:
         """Why a generation request would not run now; empty when it would."""
         facts = self.machine.facts
@@ -153,14 +164,14 @@ class Controller:
     async def close(self) -> None:
         """Shut down in order: a commit that runs is finished, everything else dropped.
 
-        Commands that come later, or still wait, get Busy. Idempotent.
+        Commands that come later, or still wait, get ShuttingDown. Idempotent.
         """
         self._closing = True
         self.admission.shut()
         for scope in self._updates:
             scope.cancel()
         if self._drain is not None:
-            self._drain.overtake("the shutdown")
+            self._drain.drop()
         await self.queue.close()
         for _, ended in tuple(self._updates.values()):
             await ended.wait()
@@ -219,19 +230,24 @@ class Controller:
         Raises: IllegalCommand, InFlight, Busy, UpdateRejected (all: weights untouched),
         UpdateRolledBack, UpdateFailed (nothing is generated until a full update).
         """
-        attempt = Attempt(update=update)
+        attempt = Attempt(
+            update=update, number=next(self._update_numbers), tell=self._tell_of_update
+        )
         try:
+            attempt.enter(Phase.WAITING)
             report = await self._update(attempt)
         except BaseException as error:
             outcome = self._count(attempt, outcome_of(error))
+            attempt.end(outcome, error)
             _update_log.warning("%s %s: %s", attempt, outcome, str(error) or type(error).__name__)
             raise
         outcome = self._count(attempt, "committed")
+        attempt.end(outcome)
         _update_log.info("%s %s: %s", attempt, outcome, report)
         return report
 
     async def _update(self, attempt: Attempt) -> UpdateReport:
-        shutting_down = Busy(
+        shutting_down = ShuttingDown(
             "update dropped before its first write: the server is shutting down; send it elsewhere"
         )
         if self._closing:
@@ -251,6 +267,15 @@ class Controller:
         word = attempt.outcome or outcome
         self.counters.count_update(attempt.command, attempt.update.strategy, word)
         return word
+
+    def _tell_of_update(self, news: UpdateNews) -> None:
+        for observer in self._update_observers:
+            try:
+                observer(news)
+            except Exception:
+                _log.exception(
+                    "an observer failed on update %d %s", news.number, news.outcome or news.phase
+                )
 
     def _begin_drain(self, mode: PauseMode, entry: Entry) -> Drain:
         """Start the pause in a task that holds the entry and keeps admission closed."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from hotswap.errors import (
     CommandError,
     Overtaken,
+    ShuttingDown,
     UpdateFailed,
     UpdateRejected,
     UpdateRolledBack,
@@ -23,6 +24,7 @@ _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (UpdateRolledBack, "rolled_back"),
     (UpdateFailed, "failed"),
     (Overtaken, "overtaken"),
+    (ShuttingDown, "dropped"),
     (CommandError, "refused"),
     (asyncio.CancelledError, "cancelled"),
 )
@@ -42,7 +44,8 @@ class Counters:
     ``commands``: (command, outcome), outcome being ``done``, ``overtaken``, or
     one of those of ``updates``. ``updates``: (strategy, outcome), outcome being
     ``committed``, ``rolled_forward``, ``rejected``, ``rolled_back``, ``failed``,
-    ``refused`` or ``cancelled``. ``states``: how often each state was entered.
+    ``refused``, ``dropped`` (by a shutdown) or ``cancelled``. ``states``: how often
+    each state was entered.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from hotswap.errors import Overtaken
+from hotswap.errors import CommandError, Overtaken, ShuttingDown
 from hotswap.seams import Engine
 from hotswap.types import PauseMode
 
@@ -28,6 +28,7 @@ class Drain:
         self._waiting = 0
         self._overtaken_by: str | None = None
         self._given_up = False
+        self._dropped = False
         self._attempt = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
@@ -48,8 +49,8 @@ class Drain:
     async def stop(self, engine: Engine, *, at_least: PauseMode) -> None:
         """Pause the engine, with a stronger mode as soon as one is asked for.
 
-        Raises: Overtaken when the drain was overtaken or nobody waits for it any
-        more, and then the pause shall not take place even if the engine stopped.
+        Raises: Overtaken or ShuttingDown when the drain was ended or nobody waits for it
+        any more, and then the pause shall not take place even if the engine stopped.
         """
         while not self.abandoned:
             asked = self.mode
@@ -72,10 +73,15 @@ class Drain:
         self._overtaken_by = by
         self._attempt.cancel()
 
+    def drop(self) -> None:
+        """End the drain for a shutdown; those who wait for it get ShuttingDown."""
+        self._dropped = True
+        self.overtake("the shutdown")
+
     async def join(self) -> None:
         """Wait for the end. A caller cancelled here leaves; the last one ends the drain.
 
-        Raises: Overtaken, or what the engine raised.
+        Raises: Overtaken, ShuttingDown, or what the engine raised.
         """
         assert self._task is not None, "join before start"
         self._waiting += 1
@@ -102,7 +108,12 @@ class Drain:
                 except asyncio.CancelledError:
                     continue
 
-    def _overtaken(self) -> Overtaken:
+    def _overtaken(self) -> CommandError:
+        if self._dropped:
+            return ShuttingDown(
+                f"pause({self.mode}) was still draining when the server was told to shut down; "
+                "nothing is generated there any more"
+            )
         by = self._overtaken_by or "nobody, all who waited for it having left"
         return Overtaken(
             f"pause({self.mode}) was still draining and was overtaken by {by}; "

@@ -27,6 +27,7 @@ __all__ = [
     "Paused",
     "PluginError",
     "QueueFull",
+    "ShuttingDown",
     "UpdateFailed",
     "UpdateRejected",
     "UpdateRolledBack",
@@ -62,6 +63,10 @@ class Busy(CommandError):
     """Another command ran for longer than this one was willing to wait."""
 
     retryable = True
+
+
+class ShuttingDown(Busy):
+    """The server is on its way down: it takes nothing new, and drops what can be dropped."""
 
 
 class Overtaken(CommandError):

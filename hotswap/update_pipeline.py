@@ -87,7 +87,7 @@ class UpdatePipeline:
         """Hold every byte in host memory, let the source go, and only then pause."""
         update = attempt.update
         async with self._staging.turn(), AsyncExitStack() as held:
-            attempt.phase = Phase.STAGING
+            attempt.enter(Phase.STAGING)
             async with opened(strategy, update, self._placement) as stage:
                 with rejecting(f"staging {update.source!r}"):
                     plan = await self._plan(stage, update)
@@ -127,9 +127,9 @@ class UpdatePipeline:
         direct: Buckets | None = None,
     ) -> UpdateReport:
         """Take a turn in the queue, stop the engine, write, let the engine go on."""
-        attempt.phase = Phase.QUEUED
+        attempt.enter(Phase.QUEUED)
         with await self._queue.enter(attempt.command):
-            attempt.phase = Phase.COMMITTING
+            attempt.enter(Phase.COMMITTING)
             now = self._situation(attempt.update)
             attempt.command = update_command(self._machine.facts)
             self._machine.begin(attempt.command, now)
@@ -197,7 +197,7 @@ class UpdatePipeline:
             raise
         finally:
             await self._settle(outcome, now)
-        self.last_report = attempt.report(plan, stamp)
+        self.last_report = attempt.result = attempt.report(plan, stamp)
         return self.last_report
 
     async def _settle(self, outcome: Outcome, now: Situation) -> None:

@@ -97,6 +97,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     errors.IllegalCommand: Wire(status=409, code="conflict"),
     errors.InFlight: Wire(status=409, code="conflict"),
     errors.Busy: Wire(status=409, code="busy"),
+    errors.ShuttingDown: Wire(status=503, code="shutting_down"),
     errors.Overtaken: Wire(status=409, code="overtaken"),
     errors.QueueFull: Wire(status=429, code="overloaded"),
     errors.Paused: Wire(status=503, code="paused"),

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from hotswap.admission import Admission, WhilePaused
-from hotswap.errors import Paused, WeightsNotWhole
+from hotswap.errors import Paused, ShuttingDown, WeightsNotWhole
 from hotswap.state import Command, Facts, Kv, Machine, Outcome, Situation, Weights
 from hotswap.testing.rig import make_rig, update_from
 from hotswap.types import InFlightCounts, PauseMode
@@ -145,7 +145,7 @@ async def test_shutting_down_turns_everybody_back() -> None:
     entering = asyncio.ensure_future(admission.enter())
     await until_held(admission, 1)
     admission.shut()
-    with pytest.raises(Paused, match="shutting down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         await entering
     assert not admission.open
 

@@ -14,7 +14,7 @@ from hotswap.errors import (
     Busy,
     InFlight,
     Overtaken,
-    Paused,
+    ShuttingDown,
     UpdateFailed,
     UpdateRejected,
     UpdateRolledBack,
@@ -74,11 +74,11 @@ async def test_close_drops_what_is_being_staged(step: str) -> None:
     hold.release()
     await closing
     assert rig.strategy.entered == rig.strategy.left
-    with pytest.raises(Busy, match="shutting down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         await update
     assert rig.engine.calls == []
     assert rig.controller.stamp == WeightStamp()
-    assert rig.controller.counters.updates == {("fake", "refused"): 1}
+    assert rig.controller.counters.updates == {("fake", "dropped"): 1}
     rig.assert_rested()
 
 
@@ -89,7 +89,7 @@ async def test_close_ends_a_pause_that_drains() -> None:
     while not rig.engine.modes:
         await anyio.lowlevel.checkpoint()
     await rig.controller.close()
-    with pytest.raises(Overtaken, match="the shutdown"):
+    with pytest.raises(ShuttingDown, match="was still draining"):
         await pause
     rig.assert_rested()
 
@@ -104,9 +104,9 @@ async def test_nothing_is_taken_after_the_close() -> None:
         controller.resume,
         controller.flush,
     ):
-        with pytest.raises(Busy, match="shutting down"):
+        with pytest.raises(ShuttingDown, match="shutting down"):
             await call()
-    with pytest.raises(Paused, match="shutting down"):
+    with pytest.raises(ShuttingDown, match="shutting down"):
         await controller.admission.enter()
     await controller.close()
     assert rig.engine.calls == []
@@ -164,6 +164,7 @@ def test_every_error_has_its_word() -> None:
         UpdateFailed("x"): "failed",
         InFlight("x"): "refused",
         Busy("x"): "refused",
+        ShuttingDown("x"): "dropped",
         Overtaken("x"): "overtaken",
         asyncio.CancelledError(): "cancelled",
         RuntimeError("x"): "failed",
