@@ -11,6 +11,7 @@ from functools import partial
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.in_flight import InFlightLedger
+from hotswap.engine.logprobs import InputScores, check_logprobs
 from hotswap.engine.loop import EngineLoop
 from hotswap.engine.request import Request
 from hotswap.engine.sampling import Sampler, check_sampling
@@ -82,6 +83,13 @@ class Intake:
         odd = [token for token in asked.input_ids if not 0 <= token < config.vocab_size]
         if odd:
             raise ValueError(f"token id {odd[0]} is outside 0 to {config.vocab_size - 1}")
+        if asked.logprobs is not None:
+            check_logprobs(
+                asked.logprobs,
+                prompt_length=length,
+                most_new=min(asked.sampling.max_new_tokens, config.max_context - length),
+                vocab_size=config.vocab_size,
+            )
         if asked.sampling.stop and self._codec is None:
             raise ValueError(
                 "stop strings need a tokenizer, and the model has no tokenizer.json; "
@@ -96,18 +104,25 @@ class Intake:
             loop=asyncio.get_running_loop(),
             abort=lambda: self._abort(request),
         )
+        tokens, wanted = list(asked.input_ids), asked.logprobs
+        stop_rule = StopRule(
+            asked.sampling,
+            eos=self._eos(),
+            room=self._config.max_context - length,
+            codec=self._codec,
+        )
+        input_scores = None
+        if wanted is not None and wanted.input_start is not None:
+            input_scores = InputScores(tokens, length=length, wanted=wanted)
         request = Request(
             generation=generation,
-            tokens=list(asked.input_ids),
+            tokens=tokens,
             prompt_length=length,
-            sampler=Sampler(asked.sampling),
-            stop_rule=StopRule(
-                asked.sampling,
-                eos=self._eos(),
-                room=self._config.max_context - length,
-                codec=self._codec,
-            ),
+            sampler=Sampler(asked.sampling, stop_ids=stop_rule.ids),
+            stop_rule=stop_rule,
             reuse=varies_past is None or length <= varies_past,
+            logprobs=wanted,
+            input_scores=input_scores,
         )
         return request
 

@@ -14,7 +14,7 @@ import torch
 
 from hotswap.seams import LogprobsWanted, TokenLogprob
 
-__all__ = ["InputScores", "ScoredRows", "check_logprobs", "score"]
+__all__ = ["InputScores", "ScoredRows", "check_logprobs", "score", "score_chosen"]
 
 MAX_TOP = 128
 MAX_TOKEN_IDS = 1024
@@ -82,7 +82,7 @@ class InputScores:
     @property
     def skippable(self) -> int:
         """How many tokens at the start of the prompt need not be computed for this."""
-        return self._length if self._is_delivered else max(self._start - 1, 0)
+        return len(self._tokens) if self._is_delivered else max(self._start - 1, 0)
 
     def restart(self) -> None:
         """The prompt is computed again from its start, unless everything was delivered."""
@@ -91,14 +91,14 @@ class InputScores:
             # Nothing comes before it that could make it likely.
             self._scores.append(TokenLogprob(token_id=self._tokens[0], logprob=None))
 
-    def rows(self, past: int, new: int) -> slice | None:
-        """Of ``new`` tokens after ``past`` ones: those after which logits are wanted."""
+    def rows(self, start: int, stop: int, *, past: int) -> ScoredRows | None:
+        """Those that are wanted of a batch's rows ``start:stop``, which come after ``past``."""
         if self._is_delivered:
             return None
-        first = max(self.skippable - past, 0)
+        first = start + max(self.skippable - past, 0)
         # What comes after the last token of the prompt is output.
-        last = min(self._length - 1 - past, new)
-        return slice(first, last) if first < last else None
+        last = min(start + self._length - 1 - past, stop)
+        return ScoredRows(rows=slice(first, last), take=self.take) if first < last else None
 
     def take(self, logits: torch.Tensor) -> None:
         """The next rows, ``[rows x vocabulary]``."""
@@ -107,12 +107,30 @@ class InputScores:
         self._scores.extend(score(logits, tokens, [self._wanted] * len(tokens)))
 
     def deliver(self) -> tuple[TokenLogprob, ...]:
-        """All of them, once; nothing afterwards."""
-        if self._is_delivered:
+        """All of them, once; nothing before the prompt is through, nor afterwards."""
+        if self._is_delivered or len(self._scores) < self._length - self._start:
             return ()
         self._is_delivered = True
         scores, self._scores = tuple(self._scores), []
         return scores
+
+
+def score_chosen(
+    logits: torch.Tensor, tokens: Sequence[object], wanted: Sequence[LogprobsWanted | None]
+) -> list[TokenLogprob | None]:
+    """How likely each token is that ``choose_tokens`` gave, for those who asked for it."""
+    scores: list[TokenLogprob | None] = [None] * len(tokens)
+    asked = [
+        (row, token, one)
+        for row, (token, one) in enumerate(zip(tokens, wanted, strict=True))
+        if one is not None and isinstance(token, int)
+    ]
+    if asked:
+        rows = [row for row, _, _ in asked]
+        found = score(logits[rows], [token for _, token, _ in asked], [one for *_, one in asked])
+        for row, one in zip(rows, found, strict=True):
+            scores[row] = one
+    return scores
 
 
 def score(

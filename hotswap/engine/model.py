@@ -7,6 +7,8 @@ tensors lie in them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -15,12 +17,16 @@ from hotswap.engine.batch import Batch
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.layers import DecoderLayer, RmsNorm
 from hotswap.engine.linear import Linear, empty_parameter, linear
+from hotswap.engine.logprobs import ScoredRows
 from hotswap.engine.rope import RotaryEmbedding
 from hotswap.weights.mapping import FusedPart, FusedRule
 
 __all__ = ["VOCAB_MULTIPLE", "CausalLm", "fused_rules", "padded_rows"]
 
 VOCAB_MULTIPLE = 64
+
+# A prompt's logits all at once would take gigabytes: tokens times vocabulary.
+_SCORED_ROWS = 64
 
 
 class Embedding(nn.Module):
@@ -90,16 +96,22 @@ class CausalLm(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, batch: Batch, *, every_row: bool = False) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, *, every_row: bool = False, scored: Sequence[ScoredRows] = ()
+    ) -> torch.Tensor:
         """Logits ``[texts x vocabulary]`` float32 after each text's last token.
 
-        ``every_row`` gives those after each token. Stores keys and values, and
-        counts them in.
+        ``every_row`` gives those after each token; ``scored`` are given theirs, a few
+        rows at a time. Stores keys and values, and counts them in.
         """
         hidden = self.model(batch)
         batch.advance()
-        if not every_row:
-            hidden = hidden[batch.ends]
+        for one in scored:
+            for rows in hidden[one.rows].split(_SCORED_ROWS):
+                one.take(self._logits(rows))
+        return self._logits(hidden if every_row else hidden[batch.ends])
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         vocabulary = self.lm_head.weight[: self.config.vocab_size]
         return linear(self.model.norm(hidden), vocabulary).float()
 

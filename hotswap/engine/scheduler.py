@@ -22,13 +22,14 @@ from hotswap.engine.gate import Gate, GateState, PauseTicket
 from hotswap.engine.generation import Outbox
 from hotswap.engine.in_flight import InFlightLedger
 from hotswap.engine.kv import KvCache, KvShape
+from hotswap.engine.logprobs import score_chosen
 from hotswap.engine.model import CausalLm
 from hotswap.engine.prefix_cache import PrefixCache
 from hotswap.engine.request import Holding, Request
 from hotswap.engine.sampling import choose_tokens
 from hotswap.engine.stopping import Finish
 from hotswap.engine.tally import Tally
-from hotswap.seams import TokenChunk
+from hotswap.seams import TokenChunk, TokenLogprob
 from hotswap.types import PauseMode, WeightStamp
 
 __all__ = ["Scheduler"]
@@ -177,7 +178,8 @@ class Scheduler:
         )
         self._running.append(self._waiting.popleft())
         self._ledger.start()
-        cached = self._cache.fill(holding.kv, request.tokens, epoch=epoch) if request.reuse else 0
+        known = request.begin()
+        cached = self._cache.fill(holding.kv, known, epoch=epoch) if request.reuse else 0
         self.tally.count_start(cached)
         self.tally.prefill_tokens += len(request.tokens) - cached
         if request.cached_tokens is None:
@@ -192,14 +194,19 @@ class Scheduler:
         if not requests:
             return
         batch = make_batch([request.work() for request in requests], self._kv_shape.device)
-        logits = self._model(batch)
+        segments = zip(requests, batch.segments, strict=True)
+        scored = [rows for request, segment in segments if (rows := request.scored(segment))]
+        logits = self._model(batch, scored=scored)
         tokens = choose_tokens([request.sampler for request in requests], logits)
+        scores = score_chosen(logits, tokens, [request.logprobs for request in requests])
         self._last_pass_end = time.perf_counter()
-        for request, token in zip(requests, tokens, strict=True):
+        for request, token, score in zip(requests, tokens, scores, strict=True):
             with self._on_its_own(request, "its next token"):
-                self._accept(request, token)
+                self._accept(request, token, score)
 
-    def _accept(self, request: Request, token: int | Exception | None) -> None:
+    def _accept(
+        self, request: Request, token: int | Exception | None, score: TokenLogprob | None
+    ) -> None:
         if isinstance(token, Exception):
             raise token
         if token is None:
@@ -212,10 +219,14 @@ class Scheduler:
             )
             self._end(request, reason="error")
             return
-        request.tokens.append(token)
-        self.tally.generated_tokens += 1
-        finish = request.stop_rule.push(token)
-        self._send(request, token, finish)
+        if request.stop_rule.wants_none:
+            finish: Finish | None = Finish(reason="length")
+            self._send(request, None, finish)
+        else:
+            request.tokens.append(token)
+            self.tally.generated_tokens += 1
+            finish = request.stop_rule.push(token)
+            self._send(request, token, finish, score=score)
         if finish is not None:
             self._remember(request)
             self._drop(request)
@@ -261,7 +272,14 @@ class Scheduler:
         if not self._running:
             self.gate.drained(since=time.perf_counter() if idle else self._last_pass_end)
 
-    def _send(self, request: Request, token: int | None, finish: Finish | None) -> None:
+    def _send(
+        self,
+        request: Request,
+        token: int | None,
+        finish: Finish | None,
+        *,
+        score: TokenLogprob | None = None,
+    ) -> None:
         chunk = TokenChunk(
             token_id=token,
             stamp=self.stamp,
@@ -269,5 +287,7 @@ class Scheduler:
             matched_stop=None if finish is None else finish.matched,
             cached_tokens=request.cached_tokens or 0,
             num_retractions=request.num_retractions,
+            logprob=score,
+            input_logprobs=() if request.input_scores is None else request.input_scores.deliver(),
         )
         self.outbox.put(request.generation, chunk)

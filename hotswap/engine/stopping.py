@@ -45,6 +45,11 @@ class StopRule:
             self._stream = StreamedText(partial(codec.decode, skip_special_tokens=skips))
         self._tail = ""
 
+    @property
+    def wants_none(self) -> bool:
+        """Whether not even one token was asked for, or all of them are there."""
+        return self._left <= 0
+
     def push(self, token_id: int) -> Finish | None:
         """Count ``token_id``; the reason to end after it, None to go on."""
         self._left -= 1

@@ -237,7 +237,7 @@ async def test_in_flight_counts_from_submit_on(checkpoint: Make) -> None:
         ([], {}, "0 tokens"),
         ([320], {}, "token id 320"),
         ([-1], {}, "token id -1"),
-        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens"),
+        (PROMPT, {"max_new_tokens": -1}, "max_new_tokens"),
         (PROMPT, {"temperature": -0.1}, "temperature"),
         (PROMPT, {"temperature": float("nan")}, "temperature"),
         (PROMPT, {"temperature": float("inf")}, "temperature"),
