@@ -270,8 +270,11 @@ class Generator(Protocol):
         """
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``. Raises: ValueError without a tokenizer."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, with what the tokenizer puts around each unless told otherwise.
+
+        Raises: ValueError without a tokenizer.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

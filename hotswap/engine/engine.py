@@ -284,9 +284,9 @@ class EmbeddedEngine:
         """
         return self._intake.submit(request)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Raises: ValueError without a tokenizer."""
-        return self._intake.text_codec.encode(text)
+        return self._intake.text_codec.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See ``seams.Generator``. Raises: ValueError without a tokenizer."""

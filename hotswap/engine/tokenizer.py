@@ -16,11 +16,16 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the tokenizer adds by itself."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, with the special tokens that the tokenizer adds by itself, or without.
+
+        Special tokens that the text spells out are found either way.
+        """
         # The batch call gives up the GIL, and the fast one keeps no offsets: another
         # thread is held up for milliseconds, not for as long as a long text takes.
-        (encoding,) = self._tokenizer.encode_batch_fast([text])
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
         return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -148,7 +148,7 @@ class ScriptedEngine:
         self.submitted.set()
         return generation
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """UTF-8. Raises: ValueError without a tokenizer."""
         self._need_tokenizer()
         return list(text.encode())

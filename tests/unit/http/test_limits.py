@@ -138,7 +138,7 @@ async def test_long_texts_are_encoded_one_by_one(serve: Any) -> None:
     first, go_on = threading.Event(), threading.Event()
 
     class Slow(ScriptedEngine):
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
