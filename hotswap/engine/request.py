@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hotswap.engine.batch import Work
+from hotswap.engine.batch import Segment, Work
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.kv import KvCache
+from hotswap.engine.logprobs import InputScores, ScoredRows
 from hotswap.engine.sampling import Sampler
 from hotswap.engine.stopping import StopRule
+from hotswap.seams import LogprobsWanted
 
 __all__ = ["Holding", "Request"]
 
@@ -32,6 +34,7 @@ class Request:
 
     ``reuse`` says whether its KV may come from, and go to, other texts. One that
     ``is_owed`` memory lost its KV to another, and goes on before anything new starts.
+    ``input_scores`` is there when log-probabilities of the prompt are wanted.
     """
 
     generation: EmbeddedGeneration
@@ -40,6 +43,8 @@ class Request:
     sampler: Sampler
     stop_rule: StopRule
     reuse: bool
+    logprobs: LogprobsWanted | None = None
+    input_scores: InputScores | None = None
     holding: Holding | None = None
     cached_tokens: int = 0
     num_retractions: int = 0
@@ -60,9 +65,11 @@ class Request:
     def most_cached(self) -> int:
         """How many first tokens need not be computed if their KV is known already.
 
-        The last one has to be: there are no logits without it.
+        The last one has to be: there are no logits without it. Neither are there any
+        for a prompt that is scored, from the first token on whose logits count.
         """
-        return len(self.tokens) - 1
+        most = len(self.tokens) - 1
+        return most if self.input_scores is None else min(most, self.input_scores.skippable)
 
     @property
     def left(self) -> int:
@@ -75,11 +82,23 @@ class Request:
         assert self.holding is not None, "a waiting request has no KV"
         return self.holding.kv
 
-    def work(self, count: int) -> Work:
+    def reserve(self) -> None:
+        """Make room in its KV for every token so far; only while it runs."""
+        self.kv.reserve(len(self.tokens))
+
+    def restart(self) -> None:
+        """It begins with no KV, perhaps not for the first time."""
+        if self.input_scores is not None:
+            self.input_scores.restart()
+
+    def work(self, count: int | None = None) -> Work:
         """What a forward pass over its next ``count`` tokens has to do; only while it runs."""
         past = self.kv.length
-        return Work(
-            kv=self.kv,
-            tokens=self.tokens[past : past + count],
-            prompt_length=self.prompt_length,
-        )
+        new = self.tokens[past:] if count is None else self.tokens[past : past + count]
+        return Work(kv=self.kv, tokens=new, prompt_length=self.prompt_length)
+
+    def scored(self, segment: Segment) -> ScoredRows | None:
+        """Rows of a batch that score its prompt; before the batch runs."""
+        if self.input_scores is None:
+            return None
+        return self.input_scores.rows(segment.start, segment.stop, past=segment.kv.length)

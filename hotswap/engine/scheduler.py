@@ -178,11 +178,12 @@ class Scheduler:
         )
         self._running.append(self._waiting.popleft())
         self._ledger.start()
-        known = request.begin()
+        request.restart()
+        known = request.tokens[: request.most_cached + 1]
         cached = self._cache.fill(holding.kv, known, epoch=epoch) if request.reuse else 0
         self.tally.count_start(cached)
         self.tally.prefill_tokens += len(request.tokens) - cached
-        if request.cached_tokens is None:
+        if not request.num_retractions:
             request.cached_tokens = cached
         return len(request.tokens) - cached
 
@@ -285,7 +286,7 @@ class Scheduler:
             stamp=self.stamp,
             finish_reason=None if finish is None else finish.reason,
             matched_stop=None if finish is None else finish.matched,
-            cached_tokens=request.cached_tokens or 0,
+            cached_tokens=request.cached_tokens,
             num_retractions=request.num_retractions,
             logprob=score,
             input_logprobs=() if request.input_scores is None else request.input_scores.deliver(),
