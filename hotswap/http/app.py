@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from hotswap.http import control, native, status, weights
-from hotswap.http.errors import ErrorEnvelope, error_reply
+from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.gate import Gate
 from hotswap.http.generation import Generate
 from hotswap.http.half_sent import HalfSent
@@ -101,7 +101,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(ErrorEnvelope),
+            Middleware(ErrorEnvelope, dialect=served.dialect),
             Middleware(HalfSent, requests=served.requests),
             Middleware(Gate, routes=routes, allow_weight_update=settings.allow_weight_update),
         ],
@@ -121,5 +121,5 @@ async def _lifespan(_app: Starlette) -> AsyncIterator[None]:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    kind = request.scope.get("hotswap.kind")
-    return error_reply(error, reports_success=kind in (Kind.UPDATE, Kind.CONTROL))
+    served: Served = request.app.state.served
+    return error_reply(error, dialect=served.dialect, kind=request.scope.get("hotswap.kind"))

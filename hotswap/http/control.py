@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from hotswap.errors import HotswapError
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import RequestError, Wire, error_reply, wire_of
+from hotswap.http.errors import RequestError
 from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.schemas import FlushBody, NoBody, PauseBody, pause_mode
@@ -50,9 +50,5 @@ async def flush_cache(request: Request) -> Response:
         await arguments(request, FlushBody, limit_bytes=serving.settings.max_http_request_bytes)
         cleared = await until_disconnect(request.receive, serving.commands.flush)
     except (HotswapError, RequestError) as error:
-        wire = wire_of(error)
-        if wire.status == 409:
-            # Trainers poll this route until 200 and know no other refusal than 400.
-            wire = Wire(status=400, code=wire.code, message=wire.message)
-        return error_reply(error, wire=wire, reports_success=True)
-    return Json({"success": True, "entries_cleared": cleared, "message": "Cache flushed."})
+        return serving.dialect.flush_refused(error)
+    return serving.dialect.flushed(cleared)

@@ -1,27 +1,24 @@
 """One table from error class to status and code, and the envelope they travel in.
 
-Rule: routes raise; nothing else in the HTTP layer chooses a status. The GR
-table is the default dialect's; another dialect is another table.
+Rule: routes raise; nothing else in the HTTP layer chooses a status. The table and
+the envelope here are GR's; another dialect has its own, made of these.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotswap import errors
-from hotswap.http.replies import Json
-from hotswap.http.routes import Kind
 
 __all__ = [
     "GR_TABLE",
     "ClientGone",
+    "INTERNAL",
     "EngineDown",
-    "ErrorEnvelope",
+    "NoSuchWeight",
     "NotFound",
     "PayloadTooLarge",
     "RequestError",
@@ -30,11 +27,9 @@ __all__ = [
     "ShuttingDown",
     "Wire",
     "error_body",
-    "error_reply",
+    "message_of",
     "wire_of",
 ]
-
-_log = logging.getLogger("hotswap.http")
 
 
 class RequestError(Exception):
@@ -53,6 +48,10 @@ class RouteDisabled(RequestError):
 
 class NotFound(RequestError):
     """The request names something that does not exist."""
+
+
+class NoSuchWeight(NotFound):
+    """The request names a weight that the model does not have."""
 
 
 class PayloadTooLarge(RequestError):
@@ -82,7 +81,7 @@ class Wire:
     message: str | None = None
 
 
-_INTERNAL = Wire(
+INTERNAL = Wire(
     status=500, code="internal_error", message="internal error; the server's log has the details"
 )
 
@@ -90,6 +89,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     RequestInvalid: Wire(status=400, code="validation_error"),
     RouteDisabled: Wire(status=403, code="route_disabled"),
     NotFound: Wire(status=404, code="not_found"),
+    NoSuchWeight: Wire(status=404, code="not_found"),
     PayloadTooLarge: Wire(status=413, code="payload_too_large"),
     EngineDown: Wire(status=503, code="engine_not_running"),
     ShuttingDown: Wire(status=503, code="shutting_down"),
@@ -118,12 +118,12 @@ def wire_of(error: Exception, table: Mapping[type[Exception], Wire] = GR_TABLE) 
     for base in type(error).__mro__:
         if base in table:
             return table[base]
-    return _INTERNAL
+    return INTERNAL
 
 
 def error_body(error: Exception, *, wire: Wire, reports_success: bool) -> dict[str, object]:
     """The envelope; with ``reports_success`` also what trainers look for at the top."""
-    message = wire.message or _message(error)
+    message = wire.message or message_of(error)
     body: dict[str, object] = {
         "error": {
             "code": wire.code,
@@ -137,57 +137,11 @@ def error_body(error: Exception, *, wire: Wire, reports_success: bool) -> dict[s
     return body
 
 
-def error_reply(error: Exception, *, wire: Wire | None = None, reports_success: bool) -> Json:
-    """A whole reply for ``error``."""
-    wire = wire or wire_of(error)
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else None
-    body = error_body(error, wire=wire, reports_success=reports_success)
-    return Json(body, status_code=wire.status, headers=headers)
-
-
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """What ``error`` says; for a method that a route does not take, the ones that it does."""
     if not isinstance(error, HTTPException):
         return str(error)
     allowed = (error.headers or {}).get("Allow")
     if error.status_code == 405 and allowed:
         return f"this route does not take that method; send {allowed.replace(', ', ' or ')}"
     return error.detail
-
-
-class ErrorEnvelope:
-    """Middleware that turns whatever a route raised into its envelope.
-
-    An error that no table row knows is logged with its traceback and answered
-    without it. Once a reply has begun the error can only be logged: it is raised
-    again so that the server breaks the connection.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; answer for it when it raises before its reply began."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = False
-
-        async def send_noting(message: Message) -> None:
-            nonlocal begun
-            begun = begun or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noting)
-        except ClientGone:
-            _log.debug("%s %s: the client is gone", scope["method"], scope["path"])
-        except Exception as error:
-            if begun:
-                raise
-            wire = wire_of(error)
-            if wire is _INTERNAL:
-                _log.exception("%s %s failed", scope["method"], scope["path"])
-            elif wire.status == 500:
-                _log.warning("%s %s: %s: %s", scope["method"], scope["path"], wire.code, error)
-            reports = scope.get("hotswap.kind") in (Kind.UPDATE, Kind.CONTROL)
-            await error_reply(error, wire=wire, reports_success=reports)(scope, receive, send)

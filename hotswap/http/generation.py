@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import NotFound, RequestInvalid, error_body, wire_of
+from hotswap.http.errors import NotFound, RequestInvalid
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.replies import Json, encode

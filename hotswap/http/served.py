@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import anyio
 from starlette.requests import Request
 
+from hotswap.http.dialect import Dialect, dialect_of
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.plugins import Plugins
 from hotswap.seams import Engine
@@ -156,9 +157,11 @@ class Served:
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)
     encoders: anyio.CapacityLimiter = field(default_factory=_encoders)
+    dialect: Dialect = field(init=False)
     _source: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.dialect = dialect_of(self.settings)
         self._source = (-1, self.settings.model or "")
 
     @property

@@ -10,7 +10,7 @@ from hotswap.http.errors import RequestInvalid
 from hotswap.http.replies import encode
 from hotswap.seams import Inspector
 
-__all__ = ["MAX_VALUES", "parameter_pieces", "shown_rows"]
+__all__ = ["MAX_VALUES", "shown_rows", "tensor_pieces"]
 
 MAX_VALUES = 4 * 2**20
 """Values of one reply at most; as JSON each has up to 20 characters."""
@@ -36,14 +36,8 @@ async def shown_rows(inspector: Inspector, name: str, rows: int) -> torch.Tensor
     return tensor
 
 
-def parameter_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
-    """``{"parameter": [[...]]}`` of a CPU tensor as JSON; NaN as null."""
-    yield b'{"parameter":'
-    yield from _pieces(tensor)
-    yield b"}"
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+def tensor_pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+    """Nested lists of a CPU tensor as JSON; NaN as null."""
     if not tensor.ndim or tensor.numel() <= _PIECE_VALUES:
         yield encode(tensor.tolist())
         return
@@ -52,7 +46,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
     for start in range(0, len(tensor), step):
         yield b"," if start else b"["
         if row_values > _PIECE_VALUES:
-            yield from _pieces(tensor[start])
+            yield from tensor_pieces(tensor[start])
         else:
             yield encode(tensor[start : start + step].tolist())[1:-1]
     yield b"]"

@@ -10,12 +10,12 @@ from starlette.responses import Response, StreamingResponse
 
 from hotswap.errors import UpdateRejected
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import NotFound, RequestInvalid
+from hotswap.http.errors import NoSuchWeight, NotFound, RequestInvalid
 from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.schemas import ChecksumBody, DiskUpdateBody, WeightByNameBody, label
 from hotswap.http.served import Served, served
-from hotswap.http.weight_rows import parameter_pieces, shown_rows
+from hotswap.http.weight_rows import shown_rows
 from hotswap.plugins import Plugins, missing_strategy_message
 from hotswap.seams import Inspector
 from hotswap.types import LoadMode, Placement, Update, UpdateReport
@@ -48,7 +48,7 @@ async def update_weights_from_disk(request: Request) -> Response:
     )
     report = await until_disconnect(request.receive, partial(serving.commands.update, update))
     serving.note_source(report.stamp.epoch, update.source)
-    message = "Succeeded to update model weights from disk."
+    message = serving.dialect.updated(source=update.source, version=update.version)
     return Json({"message": message, "model_dir": update.source, **_report_body(report)})
 
 
@@ -104,12 +104,12 @@ async def get_weights_by_name(request: Request) -> Response:
     try:
         tensor = await shown_rows(inspector, body.name, body.truncate_size)
     except KeyError as error:
-        raise NotFound(
+        raise NoSuchWeight(
             f"no parameter or buffer {body.name!r} in this model; "
             "/weights_checker lists the live names"
         ) from error
     # Starlette makes the pieces one by one on a worker thread, as fast as they are read.
-    return StreamingResponse(parameter_pieces(tensor), media_type=Json.media_type)
+    return StreamingResponse(serving.dialect.weight_pieces(tensor), media_type=Json.media_type)
 
 
 async def weights_checker(request: Request) -> Response:

@@ -28,7 +28,7 @@ from hotswap.engine.kv import KvCache, KvShape
 from hotswap.engine.loading import LoadedModel, load_model
 from hotswap.engine.model import CausalLm
 from hotswap.http import create_app
-from hotswap.http.dialect import dialect_of, paused_policy
+from hotswap.http.dialect import paused_policy
 from hotswap.plugins import Plugins
 from hotswap.seams import LoadStrategy
 from hotswap.serve import take_port

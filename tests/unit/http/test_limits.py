@@ -15,7 +15,7 @@ from hotswap.engine.tokenizer import TextCodec, load_codec
 from hotswap.http import KindedRoute
 from hotswap.http.app import core_routes
 from hotswap.http.errors import RequestInvalid
-from hotswap.http.weight_rows import MAX_VALUES, parameter_pieces, shown_rows
+from hotswap.http.weight_rows import MAX_VALUES, shown_rows, tensor_pieces
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.testing.tiny_tokenizer import write_tokenizer
@@ -182,9 +182,9 @@ def test_rows_in_pieces_are_the_rows(shape: tuple[int, ...]) -> None:
     tensor = torch.randn(shape)
     if tensor.ndim and tensor.numel():
         tensor.view(-1)[0] = float("nan")
-    pieces = list(parameter_pieces(tensor))
+    pieces = list(tensor_pieces(tensor))
 
-    assert b"".join(pieces) == msgspec.json.encode({"parameter": tensor.tolist()})
+    assert b"".join(pieces) == msgspec.json.encode(tensor.tolist())
     assert max(map(len, pieces)) < 16 * 1024 * 32
 
 

@@ -1,0 +1,82 @@
+"""What differs between the two dialects that share most of their paths.
+
+Rule: a dialect chooses statuses, envelopes and texts, and nothing else. Which routes
+there are, and what they do, is the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from starlette.responses import Response
+
+from hotswap.admission import WhilePaused
+from hotswap.http.dialect_gr import GrDialect
+from hotswap.http.dialect_sglang import SglangDialect
+from hotswap.http.errors import Wire
+from hotswap.settings import Settings
+
+__all__ = ["Dialect", "dialect_of", "paused_policy"]
+
+
+class Dialect(Protocol):
+    """How one family of clients wants to be spoken to."""
+
+    @property
+    def name(self) -> str:
+        """As ``--dialect`` has it."""
+        ...
+
+    @property
+    def while_paused(self) -> WhilePaused:
+        """What ``--while-paused auto`` means."""
+        ...
+
+    @property
+    def boot_version(self) -> str | None:
+        """The label of the weights that a server boots with."""
+        ...
+
+    def wire(self, error: Exception) -> Wire:
+        """Status and code of ``error``."""
+        ...
+
+    def error_body(
+        self, error: Exception, *, wire: Wire, reports_success: bool
+    ) -> dict[str, object]:
+        """The envelope; with ``reports_success`` also what trainers look for at the top."""
+        ...
+
+    def stream_error(self, error: Exception) -> dict[str, object]:
+        """The last event of a stream that failed after its status had been sent."""
+        ...
+
+    def weight_pieces(self, tensor: torch.Tensor) -> Iterator[bytes]:
+        """The body of ``/get_weights_by_name``, in pieces."""
+        ...
+
+    def updated(self, *, source: str, version: str | None) -> str:
+        """The message of an update from ``source``; ``version`` None when none was sent."""
+        ...
+
+    def flushed(self, entries: int) -> Response:
+        """The reply of a flush that dropped ``entries``."""
+        ...
+
+    def flush_refused(self, error: Exception) -> Response:
+        """The reply of a flush that is not possible now: always a 400."""
+        ...
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    """The dialect that a server was told to speak."""
+    return SglangDialect() if settings.dialect == "sglang" else GrDialect()
+
+
+def paused_policy(settings: Settings) -> WhilePaused:
+    """What a generation request meets during a pause; a setting that says so wins."""
+    if settings.while_paused == "auto":
+        return dialect_of(settings).while_paused
+    return WhilePaused(settings.while_paused)

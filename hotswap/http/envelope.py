@@ -1,0 +1,67 @@
+"""Whatever a route raised, as a reply in the dialect of the server."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotswap.http.dialect import Dialect
+from hotswap.http.errors import INTERNAL, ClientGone, wire_of
+from hotswap.http.replies import Json
+from hotswap.http.routes import Kind
+
+__all__ = ["ErrorEnvelope", "error_reply"]
+
+_log = logging.getLogger("hotswap.http")
+
+_REPORTING = (Kind.UPDATE, Kind.CONTROL)
+
+
+def error_reply(error: Exception, *, dialect: Dialect, kind: object) -> Json:
+    """A whole reply for ``error`` on a route of ``kind``."""
+    wire = dialect.wire(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    body = dialect.error_body(error, wire=wire, reports_success=kind in _REPORTING)
+    return Json(body, status_code=wire.status, headers=headers)
+
+
+class ErrorEnvelope:
+    """Middleware that turns whatever a route raised into its envelope.
+
+    An error that no table row knows is logged with its traceback and answered
+    without it. Once a reply has begun the error can only be logged: it is raised
+    again so that the server breaks the connection.
+    """
+
+    def __init__(self, app: ASGIApp, *, dialect: Dialect) -> None:
+        self._app = app
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; answer for it when it raises before its reply began."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except ClientGone:
+            _log.debug("%s %s: the client is gone", scope["method"], scope["path"])
+        except Exception as error:
+            if begun:
+                raise
+            # What happened decides, not the status that a dialect has for it.
+            wire = wire_of(error)
+            if wire is INTERNAL:
+                _log.exception("%s %s failed", scope["method"], scope["path"])
+            elif wire.status == 500:
+                _log.warning("%s %s: %s: %s", scope["method"], scope["path"], wire.code, error)
+            reply = error_reply(error, dialect=self._dialect, kind=scope.get("hotswap.kind"))
+            await reply(scope, receive, send)
