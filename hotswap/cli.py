@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hotswap._version import __version__
+from hotswap.command_line import hide_keys, is_key_flag
 
 if TYPE_CHECKING:
     from hotswap.plugins import Plugins
@@ -28,7 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2: wrong usage, 1: it could not run)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = sys.argv[1:] if argv is None else list(argv)
-    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        hide_keys()
+    except OSError as error:
+        print(f"hotswap: {_unsafe_key(error)}", file=sys.stderr)
+        return _USAGE_ERROR
+    before = list(takewhile(lambda word: word.startswith("-"), arguments))
+    command = next(iter(arguments[len(before) :]), None)
+    if any(map(is_key_flag, before if command == "serve" else arguments)):
+        # argparse would repeat the key in its error.
+        print("hotswap: keys are flags of serve, wanted hotswap serve --api-key", file=sys.stderr)
+        return _USAGE_ERROR
     if command == "serve":
         return _serve(arguments)
     options = _parser(None).parse_args(arguments)
@@ -36,6 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _show_plugins(as_json=options.json)
     _parser(None).print_help()
     return _USAGE_ERROR
+
+
+def _unsafe_key(error: OSError) -> str:
+    return (
+        f"a key on the command line would stay readable to every user of this machine ({error}); "
+        "give it as HOTSWAP_API_KEY or HOTSWAP_ADMIN_API_KEY"
+    )
 
 
 def _parser(plugins: Plugins | None) -> argparse.ArgumentParser:

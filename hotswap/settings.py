@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hotswap.api_keys import ApiKey
 from hotswap.options import Option, add_option_flags, option_values
 
 __all__ = [
@@ -47,7 +48,13 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 _ENV_ALIASES: Mapping[str, str] = {
     "HOTSWAP_MODEL_PATH": "HOTSWAP_MODEL",
     "GR_ALLOW_WEIGHT_UPDATE": "HOTSWAP_ALLOW_WEIGHT_UPDATE",
+    "GR_HTTP_API_KEY": "HOTSWAP_API_KEY",
 }
+
+_KEYS = ("api_key", "admin_api_key")
+
+# Unset and empty are not the same here: an empty key would quietly be no key.
+_KEY_VARIABLES = frozenset({"HOTSWAP_API_KEY", "HOTSWAP_ADMIN_API_KEY", "GR_HTTP_API_KEY"})
 
 
 class SettingsError(ValueError):
@@ -74,6 +81,8 @@ class Settings:
     while_paused: str = "auto"
     hold_s: float = 60.0
     allow_weight_update: bool = False
+    api_key: ApiKey | None = None
+    admin_api_key: ApiKey | None = None
     load_mode: str = "staged"
     max_running_requests: int = 16
     max_queued_requests: int = 1024
@@ -89,6 +98,13 @@ class Settings:
             if value is not None and not value.strip():
                 # The empty address is every address, the empty directory the current one.
                 raise SettingsError(f"{_flag(name)} is empty, wanted {_HELP[name]}")
+        for name in _KEYS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, ApiKey):
+                raise SettingsError(
+                    f"{_flag(name)} is a {type(value).__name__}, wanted an ApiKey (of "
+                    "hotswap.api_keys), which nothing can show"
+                )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -115,6 +131,8 @@ _HELP: Mapping[str, str] = {
     "reject in the dialect gr, hold in sglang",
     "hold_s": "longest hold in seconds; a 503 after it",
     "allow_weight_update": "serve the routes that control the server, change and show weights",
+    "api_key": "key that clients have to send; better given by its variable",
+    "admin_api_key": "key of those who may control the server, change and show weights",
     "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
     "max_running_requests": "requests that share a forward pass",
     "max_queued_requests": "requests that may wait for a forward pass; one more gets a 429",
@@ -166,12 +184,13 @@ def settings_from(
 ) -> Settings:
     """Settings from parsed flags and the environment; a flag wins.
 
-    An empty variable counts as unset, unless it is a list. Raises: SettingsError.
+    An empty variable counts as unset, unless it is a list or a key. Raises: SettingsError.
     """
     plugin_options = tuple(plugin_options)
     # A list, such as the places that may be read, stays: empty is not the same as none.
     lists = {option.env for option in plugin_options if option.repeatable}
-    known = {name: text for name, text in environ.items() if text.strip() or name in lists}
+    kept = lists | _KEY_VARIABLES
+    known = {name: text for name, text in environ.items() if text.strip() or name in kept}
     _refuse_many_workers(known)
     try:
         _adopt_aliases(known)
@@ -180,7 +199,17 @@ def settings_from(
     except ValueError as error:
         raise SettingsError(str(error)) from error
     values: dict[str, Any] = {name.replace("-", "_"): value for name, value in own.items()}
+    for name in _KEYS:
+        values[name] = _api_key(name, values[name])
     return Settings(**values, plugin_options=brought)
+
+
+def _api_key(name: str, text: str | None) -> ApiKey | None:
+    """Raises: SettingsError, which does not repeat the key."""
+    try:
+        return None if text is None else ApiKey(text)
+    except ValueError as error:
+        raise SettingsError(f"{_flag(name)} (or {_flag_variable(name)}): {error}") from None
 
 
 def _adopt_aliases(known: dict[str, str]) -> None:
@@ -214,3 +243,7 @@ def model_directory(settings: Settings) -> Path:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _flag_variable(name: str) -> str:
+    return "HOTSWAP_" + name.upper()

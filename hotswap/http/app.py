@@ -17,7 +17,8 @@ from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.gate import Gate
 from hotswap.http.generation import Generate
 from hotswap.http.half_sent import HalfSent
-from hotswap.http.routes import Kind, KindedRoute
+from hotswap.http.keys import Keys
+from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
 from hotswap.plugins import Plugins
@@ -41,7 +42,13 @@ def core_routes() -> list[KindedRoute]:
             kind=Kind.CONTROL,
             methods=["POST"],
         ),
-        KindedRoute("/flush_cache", control.flush_cache, kind=Kind.OPEN, methods=["GET", "POST"]),
+        KindedRoute(
+            "/flush_cache",
+            control.flush_cache,
+            kind=Kind.OPEN,
+            methods=["GET", "POST"],
+            level=Level.ADMIN_OPTIONAL,
+        ),
         KindedRoute(
             "/update_weights_from_disk",
             weights.update_weights_from_disk,
@@ -103,7 +110,11 @@ def create_app(
         middleware=[
             Middleware(ErrorEnvelope, dialect=served.dialect),
             Middleware(HalfSent, requests=served.requests),
-            Middleware(Gate, routes=routes, allow_weight_update=settings.allow_weight_update),
+            Middleware(
+                Gate,
+                allow_weight_update=settings.allow_weight_update,
+                keys=Keys(api=settings.api_key, admin=settings.admin_api_key),
+            ),
         ],
         exception_handlers={HTTPException: _http_exception},
         lifespan=_lifespan,

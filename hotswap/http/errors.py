@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from starlette.exceptions import HTTPException
 
@@ -19,12 +20,14 @@ __all__ = [
     "INTERNAL",
     "EngineDown",
     "NoSuchWeight",
+    "Forbidden",
     "NotFound",
     "PayloadTooLarge",
     "RequestError",
     "RequestInvalid",
     "RouteDisabled",
     "ShuttingDown",
+    "Unauthorized",
     "Wire",
     "error_body",
     "message_of",
@@ -40,6 +43,31 @@ class RequestError(Exception):
 
 class RequestInvalid(RequestError):
     """The body or a parameter is not what the route takes; the message names it."""
+
+
+class Unauthorized(RequestError):
+    """The request does not bring the key that this server asks for.
+
+    Every one has the same message: it must not tell what is there, or what was wrong.
+    """
+
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server asks for a key that the request does not bring; send it as "
+            "'Authorization: Bearer KEY' or 'X-GR-API-Key: KEY'"
+        )
+
+
+class Forbidden(RequestError):
+    """Nobody may use the route on this server, whatever key they bring."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this route is for the holder of an admin key, and this server has none; "
+            "start it with --admin-api-key"
+        )
 
 
 class RouteDisabled(RequestError):
@@ -87,6 +115,8 @@ INTERNAL = Wire(
 
 GR_TABLE: Mapping[type[Exception], Wire] = {
     RequestInvalid: Wire(status=400, code="validation_error"),
+    Unauthorized: Wire(status=401, code="unauthorized"),
+    Forbidden: Wire(status=403, code="forbidden"),
     RouteDisabled: Wire(status=403, code="route_disabled"),
     NotFound: Wire(status=404, code="not_found"),
     NoSuchWeight: Wire(status=404, code="not_found"),

@@ -7,22 +7,27 @@ generate, open             always
 update, control, lookup    with ``--allow-weight-update`` only
 none given                 never
 =========================  =========================================
+
+On a server with keys a request has to bring the right one first (:mod:`hotswap.http.keys`),
+whatever it asks for, whether such a route exists or not. Only the probes are open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotswap.http.errors import RouteDisabled
-from hotswap.http.routes import Kind, kind_of, matching_route
+from hotswap.http.errors import RequestError, RouteDisabled
+from hotswap.http.keys import Keys
+from hotswap.http.routes import Kind, is_public, kind_of, level_of, matching_route
 
 __all__ = ["Gate", "refusal"]
 
 _ALWAYS = frozenset({Kind.GENERATE, Kind.OPEN})
 _WITH_UPDATES = frozenset({Kind.UPDATE, Kind.CONTROL, Kind.LOOKUP})
+
+# RFC 6455's code for a connection that is not wanted.
+_POLICY_VIOLATION = 1008
 
 
 def refusal(kind: Kind | None, *, allow_weight_update: bool) -> str | None:
@@ -40,25 +45,45 @@ def refusal(kind: Kind | None, *, allow_weight_update: bool) -> str | None:
 
 
 class Gate:
-    """Middleware that refuses every route that :func:`refusal` has a reason against.
+    """Middleware that judges the very route that the router will choose, and no path.
 
     A path that no route serves goes on to the router, which answers 404.
     """
 
     def __init__(
-        self, app: ASGIApp, *, routes: Sequence[BaseRoute], allow_weight_update: bool
+        self,
+        app: ASGIApp,
+        *,
+        allow_weight_update: bool,
+        keys: Keys,
     ) -> None:
         self._app = app
-        self._routes = routes
         self._allow = allow_weight_update
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge the route that will run, and note its kind in the scope."""
+        """Judge the route that will run; note it and its kind in the scope."""
         if scope["type"] in ("http", "websocket"):
-            route = matching_route(self._routes, scope)
-            if route is not None:
-                kind = scope["hotswap.kind"] = kind_of(route)
-                reason = refusal(kind, allow_weight_update=self._allow)
-                if reason is not None:
-                    raise RouteDisabled(reason)
+            # The app's own list: a route that was added later is judged as well.
+            route = matching_route(scope["app"].routes, scope)
+            try:
+                self._judge(route, scope)
+            except RequestError:
+                if scope["type"] == "http":
+                    raise
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+                return
         await self._app(scope, receive, send)
+
+    def _judge(self, route: BaseRoute | None, scope: Scope) -> None:
+        """Raises: Unauthorized, Forbidden, RouteDisabled."""
+        if not is_public(route):
+            # Before anything of the route is noted: a refusal must not depend on it.
+            self._keys.check(level_of(route), scope["headers"])
+        if route is None:
+            return
+        scope["hotswap.route"] = route
+        kind = scope["hotswap.kind"] = kind_of(route)
+        reason = refusal(kind, allow_weight_update=self._allow)
+        if reason is not None:
+            raise RouteDisabled(reason)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any
 
+import msgspec
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-__all__ = ["Kind", "KindedRoute", "kind_of", "matching_route"]
+__all__ = [
+    "PUBLIC_PATHS",
+    "Kind",
+    "KindedRoute",
+    "Level",
+    "is_public",
+    "kind_of",
+    "level_of",
+    "matching_route",
+]
+
+PUBLIC_PATHS = frozenset({"/health", "/health_generate", "/ready", "/ping"})
+"""Probes: the only paths that no key is asked for."""
 
 
 class Kind(StrEnum):
@@ -26,8 +40,26 @@ class Kind(StrEnum):
     OPEN = "open"
 
 
+class Level(Enum):
+    """How far from everybody a route is kept on a server that has keys.
+
+    NORMAL is for whoever may generate, ADMIN_OPTIONAL for whoever may change the
+    server, ADMIN_FORCE only for the holder of an admin key.
+    """
+
+    NORMAL = "normal"
+    ADMIN_OPTIONAL = "admin_optional"
+    ADMIN_FORCE = "admin_force"
+
+
 class KindedRoute(Route):
-    """A Starlette route with a :class:`Kind`; a plug-in's routes are of this class."""
+    """A Starlette route with a :class:`Kind`; a plug-in's routes are of this class.
+
+    ``body`` is the struct that its arguments are read as (``NoBody`` for none); the
+    OpenAPI document shows it. ``level`` is the key it asks for, where the kind does not
+    say it. ``streams_upload`` lifts ``--max-http-request-bytes``: the route reads its body
+    piece by piece and keeps its own bound.
+    """
 
     def __init__(
         self,
@@ -37,9 +69,17 @@ class KindedRoute(Route):
         kind: Kind,
         methods: Sequence[str],
         name: str | None = None,
+        body: type[msgspec.Struct] | None = None,
+        level: Level | None = None,
+        streams_upload: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods), name=name)
+        # Starlette's "$" lets a path end in a newline that no proxy in front has seen as its end.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         self.kind = kind
+        self.body = body
+        self.level = level
+        self.streams_upload = streams_upload
 
     def __repr__(self) -> str:
         methods = "/".join(sorted(self.methods or ()))
@@ -50,6 +90,25 @@ def kind_of(route: BaseRoute | None) -> Kind | None:
     """The kind of a route, or None for one that has not said."""
     kind = getattr(route, "kind", None)
     return kind if isinstance(kind, Kind) else None
+
+
+def level_of(route: BaseRoute | None) -> Level:
+    """The key that a route asks for: what it says, else what its kind says.
+
+    A path that no route serves is as any other: who has no key learns nothing. A route
+    without a kind is kept as far away as one that changes weights.
+    """
+    said = getattr(route, "level", None)
+    if isinstance(said, Level):
+        return said
+    if route is None or kind_of(route) in (Kind.GENERATE, Kind.OPEN):
+        return Level.NORMAL
+    return Level.ADMIN_OPTIONAL
+
+
+def is_public(route: BaseRoute | None) -> bool:
+    """Whether a route is one of the probes that need no key ever."""
+    return kind_of(route) is Kind.OPEN and getattr(route, "path", None) in PUBLIC_PATHS
 
 
 def matching_route(routes: Iterable[BaseRoute], scope: Scope) -> BaseRoute | None:
