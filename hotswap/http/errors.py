@@ -18,6 +18,7 @@ __all__ = [
     "GR_TABLE",
     "ClientGone",
     "INTERNAL",
+    "DuplicateRequestId",
     "EngineDown",
     "NoSuchWeight",
     "Forbidden",
@@ -27,6 +28,7 @@ __all__ = [
     "RequestInvalid",
     "RouteDisabled",
     "ShuttingDown",
+    "TooManyRequests",
     "Unauthorized",
     "Wire",
     "error_body",
@@ -68,6 +70,14 @@ class Forbidden(RequestError):
             "this route is for the holder of an admin key, and this server has none; "
             "start it with --admin-api-key"
         )
+
+
+class DuplicateRequestId(RequestInvalid):
+    """A request has this id already, or had it and its result is kept."""
+
+
+class TooManyRequests(RequestInvalid):
+    """One call brings more requests than a call may."""
 
 
 class RouteDisabled(RequestError):
@@ -115,6 +125,8 @@ INTERNAL = Wire(
 
 GR_TABLE: Mapping[type[Exception], Wire] = {
     RequestInvalid: Wire(status=400, code="validation_error"),
+    DuplicateRequestId: Wire(status=409, code="duplicate_request_id"),
+    TooManyRequests: Wire(status=413, code="too_many_requests"),
     Unauthorized: Wire(status=401, code="unauthorized"),
     Forbidden: Wire(status=403, code="forbidden"),
     RouteDisabled: Wire(status=403, code="route_disabled"),

@@ -1,27 +1,30 @@
-"""``/generate``: run a prompt, whole or as a stream of server-sent events."""
+"""``/generate``: run prompts, whole or as a stream of server-sent events."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import anyio
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from hotswap.http.batches import Batch, all_encoded, expanded
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import NotFound, RequestInvalid
+from hotswap.http.errors import NotFound
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.replies import Json, encode
-from hotswap.http.runs import EngineFailed, encoded, submit_all
+from hotswap.http.runs import EngineFailed, run_together, submit_all
 from hotswap.http.schemas import GenerateBody
 from hotswap.http.served import Served, served
 from hotswap.http.transcript import Decode, Transcript
-from hotswap.seams import GenerateRequest, Generation, Generator
+from hotswap.http.transcription import Transcription
+from hotswap.seams import GenerateRequest, Generator
 
-__all__ = ["EngineFailed", "Generate"]
+__all__ = ["EngineFailed", "Generate", "generator_of", "transcriptions"]
 
 _log = logging.getLogger("hotswap.http")
 
@@ -35,98 +38,118 @@ class Generate:
     """An ASGI endpoint, because the reply is sent while the client is watched."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request, of one prompt or of many."""
         request = Request(scope, receive)
         serving = served(request)
         limit_bytes = serving.settings.max_http_request_bytes
         values = await named_values(request, limit_bytes=limit_bytes)
         body = converted(values, GenerateBody)
-        engine = serving.engine
-        if not isinstance(engine, Generator):
-            raise NotFound("this server's engine does not generate over HTTP")
-        with serving.requests.reserve(body.rid) as ticket:
-            run = _Run(serving, engine, body, ticket)
-            run.ignored = ignored_names(values, GenerateBody)
-            await until_disconnect(receive, partial(run, scope, receive, send))
+        generator_of(serving)
+        batch = expanded(body)
+        ignored = ignored_names(values, GenerateBody)
+        with ExitStack() as stack:
+            tickets = [
+                stack.enter_context(serving.requests.reserve(rid, batch=whole))
+                for rid, whole in batch.rids
+            ]
+
+            async def run() -> None:
+                begun = await transcriptions(serving, batch, tickets, ignored=ignored)
+                reply = _Reply(serving, begun, is_list=batch.is_list)
+                if body.stream:
+                    await reply.stream(send)
+                else:
+                    await Json(await reply.whole())(scope, receive, send)
+
+            await until_disconnect(receive, run)
 
 
-class _Run:
-    """One request: prepare, wait at the door, submit, answer."""
+def generator_of(serving: Served) -> Generator:
+    """The engine as one that generates. Raises: NotFound."""
+    if not isinstance(serving.engine, Generator):
+        raise NotFound("this server's engine does not generate over HTTP")
+    return serving.engine
 
-    def __init__(
-        self, serving: Served, engine: Generator, body: GenerateBody, ticket: Ticket
-    ) -> None:
+
+async def transcriptions(
+    serving: Served, batch: Batch, tickets: Sequence[Ticket], *, ignored: Sequence[str] = ()
+) -> list[Transcription]:
+    """Encode, wait at the door, submit all of ``batch`` or none. Raises: as ``submit_all``."""
+    engine = generator_of(serving)
+    prompts = await all_encoded(engine.encode, batch.sources, encoders=serving.encoders)
+    requests = [
+        GenerateRequest(rid=ticket.engine_rid, input_ids=input_ids, sampling=sampling)
+        for ticket, input_ids, sampling in zip(tickets, prompts, batch.samplings, strict=True)
+    ]
+    generations = await submit_all(serving, engine, list(zip(tickets, requests, strict=True)))
+    decode, stamp = _decoder(engine), serving.commands.stamp
+    return [
+        Transcription(
+            ticket,
+            generation,
+            Transcript(
+                rid=ticket.rid,
+                prompt_tokens=len(request.input_ids),
+                stamp=stamp,
+                decode=decode,
+                stops=request.sampling.stop,
+                ignored=ignored,
+            ),
+        )
+        for ticket, generation, request in zip(tickets, generations, requests, strict=True)
+    ]
+
+
+class _Reply:
+    """What a client gets of its running requests; with ``is_list`` a list of them."""
+
+    def __init__(self, serving: Served, begun: Sequence[Transcription], *, is_list: bool) -> None:
         self._serving = serving
-        self._engine = engine
-        self._body = body
-        self._ticket = ticket
-        self.ignored: Sequence[str] = ()
+        self._begun = begun
+        self._is_list = is_list
+        self._sending = anyio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sampling = self._body.sampling_params.params()
-        input_ids = await _input_ids(self._engine, self._body, self._serving.encoders)
-        request = GenerateRequest(
-            rid=self._ticket.engine_rid, input_ids=input_ids, sampling=sampling
-        )
-        generation = await self._submit(request)
-        transcript = Transcript(
-            rid=self._ticket.rid,
-            prompt_tokens=len(input_ids),
-            stamp=self._serving.commands.stamp,
-            decode=_decoder(self._engine),
-            stops=sampling.stop,
-            ignored=self.ignored,
-        )
-        if self._body.stream:
-            await self._stream(generation, transcript, send)
-            return
-        async for chunk in generation:
-            transcript.add(chunk)
-        self._note_end(transcript)
-        await Json(transcript.reply())(scope, receive, send)
+    async def whole(self) -> object:
+        """The body, once the last request has ended. Raises: EngineFailed."""
+        if not self._is_list:
+            (only,) = self._begun
+            await only.read()
+            return only.transcript.reply()
+        # At the same time: an engine may bound how much of a reply waits unread.
+        await run_together([one.read for one in self._begun])
+        return [one.transcript.reply() for one in self._begun]
 
-    async def _submit(self, request: GenerateRequest) -> Generation:
-        (generation,) = await submit_all(self._serving, self._engine, [(self._ticket, request)])
-        return generation
-
-    def _note_end(self, transcript: Transcript) -> None:
-        """Raises: EngineFailed when the generation did not end as a request should."""
-        if transcript.finish is None or transcript.finish == "error":
-            raise EngineFailed(f"request {self._ticket.rid} ended with {transcript.finish}")
-        self._ticket.ended = True
-
-    async def _stream(self, generation: Generation, transcript: Transcript, send: Send) -> None:
+    async def stream(self, send: Send) -> None:
+        """Events of all of them as they come; those of a list say which by ``index``."""
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        try:
-            async for chunk in generation:
-                transcript.add(chunk, stream=True)
-                if transcript.finish != "error":
-                    await _event(send, encode(transcript.reply()))
-            self._note_end(transcript)
-        except Exception as error:
-            # The status has been sent: the stream itself has to tell of the error.
-            _log.exception("stream %s failed", self._ticket.rid)
-            await _event(send, encode(self._serving.dialect.stream_error(error)))
-        await _event(send, b"[DONE]")
+        if self._is_list:
+            await run_together(
+                [
+                    partial(self._events_of, one, send, {"index": index})
+                    for index, one in enumerate(self._begun)
+                ]
+            )
+        else:
+            await self._events_of(self._begun[0], send, {})
+        await self._event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _events_of(self, one: Transcription, send: Send, index: Mapping[str, object]) -> None:
+        async def tell() -> None:
+            await self._event(send, encode({**one.transcript.reply(), **index}))
 
-async def _event(send: Send, payload: bytes) -> None:
-    body = b"data: " + payload + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            await one.read(tell)
+        except Exception as error:
+            # The status has been sent: the stream itself has to tell of the error.
+            _log.exception("stream %s failed", one.ticket.rid)
+            await self._event(send, encode({**self._serving.dialect.stream_error(error), **index}))
 
-
-async def _input_ids(
-    engine: Generator, body: GenerateBody, encoders: anyio.CapacityLimiter
-) -> Sequence[int]:
-    if (body.text is None) == (body.input_ids is None):
-        seen = "neither" if body.text is None else "both"
-        raise RequestInvalid(f"{seen} of text and input_ids given, wanted exactly one of them")
-    if body.input_ids is not None:
-        if not body.input_ids:
-            raise RequestInvalid("input_ids is empty, wanted at least one token id")
-        return body.input_ids
-    return await encoded(engine.encode, body.text or "", encoders=encoders)
+    async def _event(self, send: Send, payload: bytes) -> None:
+        # A server's send is not for several tasks at once.
+        async with self._sending:
+            body = b"data: " + payload + b"\n\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _decoder(engine: Generator) -> Decode | None:

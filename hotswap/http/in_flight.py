@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import anyio
 
-from hotswap.http.errors import RequestInvalid, ShuttingDown
+from hotswap.http.errors import DuplicateRequestId, RequestInvalid, ShuttingDown
 from hotswap.seams import Generation
 
 __all__ = ["InFlightRequests", "Ticket"]
 
 
 class InFlightRequests:
-    """Keeps request ids unique and knows what to abort when the server goes down."""
+    """Keeps request ids unique and knows what to abort, and all of it at a shutdown."""
 
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
@@ -24,6 +25,12 @@ class InFlightRequests:
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(list(self._tickets.values()))
+
+    def __contains__(self, rid: object) -> bool:
+        return rid in self._tickets
 
     def __repr__(self) -> str:
         return f"<InFlightRequests {len(self)}{' closed' if self.closed else ''}>"
@@ -37,10 +44,11 @@ class InFlightRequests:
         """Return once the server is going down."""
         await self._closing.wait()
 
-    def reserve(self, rid: str | None) -> Ticket:
+    def reserve(self, rid: str | None, *, batch: str | None = None) -> Ticket:
         """Take ``rid`` (a fresh one for None) until the ticket is left.
 
-        Raises: RequestInvalid for an id in use, ShuttingDown.
+        ``batch`` is the id of the client's request that this one is a part of.
+        Raises: DuplicateRequestId, RequestInvalid for an empty id, ShuttingDown.
         """
         if self.closed:
             raise ShuttingDown("the server is shutting down; send the request to another one")
@@ -48,16 +56,28 @@ class InFlightRequests:
         if not rid:
             raise RequestInvalid("rid is empty, wanted a unique id or none")
         if rid in self._tickets:
-            raise RequestInvalid(
+            raise DuplicateRequestId(
                 f"duplicate request id {rid!r}: a request with it is in flight; "
                 "wait for it, or send another id"
             )
-        ticket = self._tickets[rid] = Ticket(self, rid, number=next(self._numbers))
+        ticket = self._tickets[rid] = Ticket(self, rid, number=next(self._numbers), batch=batch)
         return ticket
 
     def release(self, rid: str) -> None:
         """Forget ``rid``."""
         self._tickets.pop(rid, None)
+
+    def abort(self, rid: str, *, prefix: bool = False, message: str | None = None) -> int:
+        """Abort a request, or a batch, by its id; how many requests that were.
+
+        With ``prefix`` every request whose id starts with ``rid``, so all for "".
+        """
+        wanted = [
+            ticket
+            for ticket in self
+            if (ticket.rid.startswith(rid) if prefix else rid in (ticket.rid, ticket.batch))
+        ]
+        return sum([ticket.abort(message) for ticket in wanted])
 
     def close(self) -> int:
         """Abort everything and take nothing more; how many were aborted."""
@@ -73,23 +93,43 @@ class Ticket:
 
     ``rid`` is free again once the ticket is left. The engine lets go of an aborted
     request later, between two forward passes: it knows the request as ``engine_rid``,
-    which no other request ever has.
+    which no other request ever has. ``on_abort`` is called for a request that is
+    aborted before it has a generation.
     """
 
-    def __init__(self, owner: InFlightRequests, rid: str, *, number: int) -> None:
+    def __init__(
+        self, owner: InFlightRequests, rid: str, *, number: int, batch: str | None = None
+    ) -> None:
         self._owner = owner
         self.rid = rid
+        self.batch = batch
         self.engine_rid = f"{rid}#{number}"
         self.generation: Generation | None = None
+        self.on_abort: Callable[[], None] | None = None
+        self.aborted = False
+        self.abort_message: str | None = None
         self.ended = False
 
     def __repr__(self) -> str:
-        return f"<Ticket {self.rid} {'ended' if self.ended else 'running'}>"
+        return f"<Ticket {self.rid} {self.state}>"
 
-    def abort(self) -> None:
-        """Ask the engine to end the generation, when there is one that runs."""
-        if self.generation is not None and not self.ended:
+    @property
+    def state(self) -> str:
+        """``waiting`` until the engine has it, then ``running``, then ``ended``."""
+        if self.ended:
+            return "ended"
+        return "waiting" if self.generation is None else "running"
+
+    def abort(self, message: str | None = None) -> bool:
+        """Ask for the end; ``message`` tells the client why. False when it has been asked for."""
+        if self.ended or self.aborted:
+            return False
+        self.aborted, self.abort_message = True, message
+        if self.generation is not None:
             self.generation.abort()
+        elif self.on_abort is not None:
+            self.on_abort()
+        return True
 
     def __enter__(self) -> Ticket:
         return self

@@ -3,7 +3,7 @@
 * an empty body is ``{}``; the content type is not looked at;
 * query parameters count too, and the body wins over them;
 * unknown keys are ignored, an explicit null is a key that was not sent (so is one
-  in an argument that is an object);
+  in an argument that is an object, or a list of objects);
 * numbers and booleans may come as strings. A wrong type is an error that names
   its field.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 # A client that is still sending reads no reply: swallow this much before 413.
 _DRAIN_BYTES = 64 * 1024 * 1024
 
-# The arguments themselves, and the fields of one that is an object. What lies deeper
+# The arguments themselves, and the fields of one that is an object or has some. What lies deeper
 # is a client's own, and may lie too deep to walk through.
 _NULL_LEVELS = 2
 
@@ -105,7 +105,15 @@ def _parsed(body: bytes) -> dict[str, object]:
 
 def _without_nulls(values: dict[str, object], levels: int) -> dict[str, object]:
     return {
-        key: _without_nulls(value, levels - 1) if isinstance(value, dict) and levels > 1 else value
+        key: _inner_without_nulls(value, levels - 1) if levels > 1 else value
         for key, value in values.items()
         if value is not None
     }
+
+
+def _inner_without_nulls(value: object, levels: int) -> object:
+    if isinstance(value, dict):
+        return _without_nulls(value, levels)
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [_without_nulls(item, levels) if isinstance(item, dict) else item for item in value]
+    return value

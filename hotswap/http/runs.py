@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
+from hotswap.http.aborted import AbortedGeneration
 from hotswap.http.errors import EngineDown, RequestInvalid, ShuttingDown
 from hotswap.http.in_flight import Ticket
 from hotswap.http.served import Served
@@ -15,6 +16,9 @@ __all__ = ["EngineFailed", "encoded", "run_together", "submit_all"]
 
 # Longer texts are encoded on a worker thread, so that the event loop stays free.
 _INLINE_CHARACTERS = 4096
+
+# SGLang's words for a request that ended before it ran; clients compare them.
+_ABORTED_EARLY = "Abort in waiting queue"
 
 
 class EngineFailed(Exception):
@@ -27,22 +31,42 @@ async def submit_all(
     """Wait at the door once, then submit everything, as one request that came in.
 
     When one of them is refused, those before it run: leaving their tickets aborts them.
+    One that was aborted at the door is not submitted, and its generation says ``abort``.
     Raises: Paused, WeightsNotWhole, QueueFull, RequestInvalid, ShuttingDown, EngineDown.
     """
-    await serving.commands.admission.enter()
+    await _through_the_door(serving, [ticket for ticket, _ in runs])
     # No await from here to submit: the door may close at any await.
     if serving.requests.closed:
         raise ShuttingDown("the server is shutting down; send the request to another one")
     if not serving.engine_alive:
         raise EngineDown("the engine has ended; restart the server (its log says why)")
-    generations = []
-    for ticket, request in runs:
+    generations: list[Generation] = []
+    for number, (ticket, request) in enumerate(runs):
+        if ticket.aborted:
+            ticket.abort_message = ticket.abort_message or _ABORTED_EARLY
+            generations.append(AbortedGeneration(serving.commands.stamp))
+            continue
         try:
             ticket.generation = engine.submit(request)
         except ValueError as error:
-            raise RequestInvalid(str(error)) from error
+            where = f"prompt {number}: " if len(runs) > 1 else ""
+            raise RequestInvalid(f"{where}{error}") from error
         generations.append(ticket.generation)
     return generations
+
+
+async def _through_the_door(serving: Served, tickets: Sequence[Ticket]) -> None:
+    """Return when requests may enter, or when every one of these has been aborted."""
+    with anyio.CancelScope() as scope:
+
+        def stop_waiting() -> None:
+            if all(ticket.aborted for ticket in tickets):
+                scope.cancel()
+
+        for ticket in tickets:
+            ticket.on_abort = stop_waiting
+        if not all(ticket.aborted for ticket in tickets):
+            await serving.commands.admission.enter()
 
 
 async def encoded(

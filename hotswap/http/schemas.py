@@ -36,6 +36,8 @@ _MAX_STOP_TOKEN_IDS = 4096
 _MAX_RID_CHARACTERS = 512
 _MAX_LABEL_CHARACTERS = 4096
 
+Rid = Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)]
+
 
 class NoBody(msgspec.Struct, frozen=True, kw_only=True):
     """A route without parameters."""
@@ -53,12 +55,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] = ""
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    n: int = 1
+    n: Annotated[int, Meta(ge=1)] = 1
 
     def params(self) -> SamplingParams:
-        """As the engine takes them. Raises: RequestInvalid."""
-        if self.n != 1:
-            raise RequestInvalid(f"n is {self.n}, wanted 1: send one request a sample")
+        """As the engine takes them, for one of ``n`` samples. Raises: RequestInvalid."""
         if not math.isfinite(self.temperature):
             raise RequestInvalid("temperature is not finite, wanted 0 or more")
         self._check_sizes()
@@ -94,13 +94,13 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``/generate``: one prompt, as ``text`` or as ``input_ids``."""
+    """``/generate``: one prompt as ``text`` or as ``input_ids``, or a list of such."""
 
-    text: str | None = None
-    input_ids: list[int] | None = None
-    sampling_params: SamplingBody = SamplingBody()
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: SamplingBody | list[SamplingBody] = SamplingBody()
     stream: bool = False
-    rid: Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)] | None = None
+    rid: Rid | list[Rid] | None = None
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True):

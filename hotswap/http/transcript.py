@@ -23,7 +23,8 @@ class Transcript:
 
     ``stamp`` is what the weights were when the request was admitted: it labels a
     request that ends before its first token. ``ignored`` names fields of the request
-    that had no effect; ``meta_info`` repeats them.
+    that had no effect; ``meta_info`` repeats them. ``abort_message`` tells the client
+    why a request was aborted.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Transcript:
         self._cached_tokens = 0
         self._num_retractions = 0
         self._started = time.perf_counter()
+        self.abort_message: str | None = None
         self.output_ids: list[int] = []
 
     def __repr__(self) -> str:
@@ -101,7 +103,9 @@ class Transcript:
         ignored = {"ignored": self._ignored} if self._ignored else {}
         return {
             "id": self._rid,
-            "finish_reason": finish_reason(self._end, len(self.output_ids)),
+            "finish_reason": finish_reason(
+                self._end, len(self.output_ids), abort_message=self.abort_message
+            ),
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": len(self.output_ids),
             "cached_tokens": self._cached_tokens,
@@ -116,7 +120,9 @@ class Transcript:
         }
 
 
-def finish_reason(end: TokenChunk | None, num_tokens: int) -> dict[str, object] | None:
+def finish_reason(
+    end: TokenChunk | None, num_tokens: int, *, abort_message: str | None = None
+) -> dict[str, object] | None:
     """SGLang's form of a finish reason; None while the request runs."""
     if end is None:
         return None
@@ -126,6 +132,7 @@ def finish_reason(end: TokenChunk | None, num_tokens: int) -> dict[str, object] 
         case "stop":
             return {"type": "stop", "matched": end.matched_stop}
         case "abort":
-            return {"type": "abort", "message": _ABORTED, "status_code": None, "err_type": None}
+            message = abort_message or _ABORTED
+            return {"type": "abort", "message": message, "status_code": None, "err_type": None}
         case other:
             return {"type": other}

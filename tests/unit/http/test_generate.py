@@ -93,12 +93,13 @@ async def test_requests_without_an_id_get_different_ones(serving: Any) -> None:
         ({"text": 3}, "$.text"),
         ({"text": "a", "rid": ""}, "rid is empty"),
         ({"text": "a", "stream": "maybe"}, "$.stream"),
-        ({"text": "a", "sampling_params": []}, "$.sampling_params"),
+        ({"text": "a", "sampling_params": []}, "sampling_params is a list of 0"),
+        ({"text": "a", "sampling_params": "x"}, "$.sampling_params"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"temperature": "inf"}}, "temperature"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p"),
-        ({"text": "a", "sampling_params": {"n": 2}}, "n is 2"),
+        ({"text": "a", "sampling_params": {"n": 0}}, "$.sampling_params.n"),
     ],
 )
 async def test_a_bad_request_names_what_is_wrong(
@@ -263,7 +264,7 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards(
         first = serving.engine.generations["r"]
 
         status, body = await serving.json("POST", "/generate", json={"text": "b", "rid": "r"})
-        assert status == 400
+        assert (status, body["error"]["code"]) == (409, "duplicate_request_id")
         assert "duplicate request id 'r'" in body["error"]["message"]
         assert serving.engine.generations["r"] is first
 

@@ -10,7 +10,7 @@ def test_requests_and_tickets() -> None:
     requests = InFlightRequests()
     with requests.reserve("r") as ticket:
         assert repr(requests) == "<InFlightRequests 1>"
-        assert repr(ticket) == "<Ticket r running>"
+        assert repr(ticket) == "<Ticket r waiting>"
         ticket.ended = True
         assert repr(ticket) == "<Ticket r ended>"
     requests.close()

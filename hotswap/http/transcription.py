@@ -1,0 +1,41 @@
+"""One request behind the door, read to its last chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from hotswap.http.in_flight import Ticket
+from hotswap.http.runs import EngineFailed
+from hotswap.http.transcript import Transcript
+from hotswap.seams import Generation
+
+__all__ = ["Transcription"]
+
+
+class Transcription:
+    """Takes the chunks of ``generation`` into ``transcript``, and notes its end."""
+
+    def __init__(self, ticket: Ticket, generation: Generation, transcript: Transcript) -> None:
+        self._generation = generation
+        self.ticket = ticket
+        self.transcript = transcript
+
+    def __repr__(self) -> str:
+        return f"<Transcription {self.ticket.rid} {self.ticket.state}>"
+
+    async def read(
+        self, after_each: Callable[[], Awaitable[None]] | None = None, *, showing: bool = False
+    ) -> None:
+        """Take every chunk, and call ``after_each`` once the transcript has it.
+
+        ``showing`` says that the text is looked at before the end. Raises: EngineFailed when the generation did not end as a request should.
+        """
+        ticket, transcript = self.ticket, self.transcript
+        async for chunk in self._generation:
+            ticket.ended = chunk.finish_reason is not None
+            transcript.abort_message = ticket.abort_message
+            transcript.add(chunk, stream=showing or after_each is not None)
+            if after_each is not None and chunk.finish_reason != "error":
+                await after_each()
+        if transcript.finish in (None, "error"):
+            raise EngineFailed(f"request {ticket.rid} ended with {transcript.finish}")
