@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotswap.engine.sampling import Sampler, choose_tokens
+from hotswap.engine.sampling import Sampler, check_sampling, choose_tokens
 from hotswap.seams import SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -1.0])
@@ -102,3 +102,140 @@ def test_a_draw_that_fails_is_its_own_row_s(monkeypatch: pytest.MonkeyPatch) -> 
     first, second, third = choose_tokens([greedy, drawn, greedy], LOGITS.expand(3, -1))
     assert (first, third) == (1, 1)
     assert isinstance(second, RuntimeError)
+
+
+def chances_of(logits: torch.Tensor, **sampling: Any) -> dict[int, float]:
+    """The exact chances of each token, by the rules, in double precision."""
+    params = SamplingParams(**{"temperature": 1.0, **sampling})
+    chances = (logits.double() / params.temperature).softmax(-1)
+    ranked = chances.sort(descending=True).indices.tolist()
+    if params.top_k > 0:
+        ranked = ranked[: params.top_k]
+    total = float(chances[ranked].sum())
+    kept: dict[int, float] = {}
+    before = 0.0
+    for token in ranked:
+        chance = float(chances[token]) / total
+        if before < params.top_p and chance >= params.min_p * float(chances[ranked[0]]) / total:
+            kept[token] = chance
+        before += chance
+    whole = sum(kept.values())
+    return {token: chance / whole for token, chance in kept.items()}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.3},
+        {"temperature": 4.0},
+        {"top_k": 7},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [24, 3000])
+def test_draws_have_the_exact_chances(sampling: dict[str, Any], vocabulary: int) -> None:
+    logits = 2.0 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
+    wanted = chances_of(logits, **sampling)
+    sampler = Sampler(SamplingParams(**{"temperature": 1.0, "seed": 11, **sampling}))
+    draws = 2000
+    seen = Counter(sampler.draw(logits) for _ in range(draws))
+    assert set(seen) <= set(wanted)
+    # Chi-squared over what is likely enough to count, the rest as one.
+    likely = [token for token, chance in wanted.items() if chance * draws >= 10]
+    expected = [wanted[token] * draws for token in likely]
+    observed = [float(seen[token]) for token in likely]
+    if draws - sum(expected) >= 10:
+        observed.append(draws - sum(observed))
+        expected.append(draws - sum(expected))
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    freedom = max(len(expected) - 1, 1)
+    assert statistic < freedom + 4.5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_a_nucleus_is_the_same_however_it_is_found(top_p: float) -> None:
+    # With few tokens all are sorted; the same ones among many that have no chance are picked.
+    few = torch.linspace(-3, 3, 50)
+    many = torch.cat([few, torch.full((5000,), -float("inf"))])
+    one, other = (Sampler(SamplingParams(temperature=1.0, seed=2, top_p=top_p)) for _ in "ab")
+    assert [one.draw(few) for _ in range(200)] == [other.draw(many) for _ in range(200)]
+
+
+def test_a_nucleus_of_more_tokens_than_usual() -> None:
+    flat = torch.zeros(5000)
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=2, top_p=0.9))
+    drawn = {sampler.draw(flat) for _ in range(2000)}
+    assert 1200 < len(drawn) <= 4500
+
+
+def test_min_p_counts_from_the_likeliest() -> None:
+    # Chances: 1 is 0.64, 3 is 0.24, 2 is 0.09.
+    assert set(frequencies(min_p=1.0)) == {1}
+    assert set(frequencies(min_p=0.3)) == {1, 3}
+    assert set(frequencies(min_p=0.1)) == {1, 2, 3}
+
+
+def test_what_else_is_drawn_takes_nothing_from_a_seed() -> None:
+    params = SamplingParams(temperature=1.0, seed=5)
+    alone, beside = Sampler(params), Sampler(params)
+    other = Sampler(SamplingParams(temperature=2.0, seed=6))
+    for _ in range(30):
+        (wanted,) = choose_tokens([alone], LOGITS[None])
+        *_, token = choose_tokens([other, other, beside], LOGITS.expand(3, -1))
+        assert token == wanted
+
+
+def test_penalties_lower_what_was_put_out() -> None:
+    params = SamplingParams(
+        frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0, max_new_tokens=9
+    )
+    sampler = Sampler(params)
+    for token in (1, 1, 4):
+        sampler.push(token)
+    logits = LOGITS.clone()
+    # Token 1 twice: (3 - 2 * 0.5 - 0.25) / 2; token 4 once: (-1 - 0.5 - 0.25) * 2.
+    assert sampler.choose(logits) == 3
+    assert logits.tolist() == pytest.approx([0.0, 0.875, 1.0, 2.0, -3.5])
+
+
+def test_a_penalty_makes_greedy_move_on() -> None:
+    sampler = Sampler(SamplingParams(presence_penalty=1.5))
+    tokens = [choose_tokens([sampler], LOGITS[None])[0] for _ in range(4)]
+    assert tokens == [1, 3, 1, 1]
+    assert LOGITS.tolist() == [0.0, 3.0, 1.0, 2.0, -1.0]
+
+
+def test_the_smallest_repetition_penalty_leaves_a_largest_logit() -> None:
+    sampler = Sampler(SamplingParams(repetition_penalty=5e-324, temperature=1.0, seed=1))
+    sampler.push(1)
+    assert choose_tokens([sampler], LOGITS[None]) == [1]
+
+
+def test_no_stop_before_there_are_enough_tokens() -> None:
+    params = SamplingParams(min_new_tokens=2, max_new_tokens=9)
+    sampler = Sampler(params, stop_ids=frozenset({1, 3, -5, 99}))
+    assert [choose_tokens([sampler], LOGITS[None])[0] for _ in range(4)] == [2, 2, 1, 1]
+    every_one = Sampler(params, stop_ids=frozenset(range(5)))
+    assert choose_tokens([every_one], LOGITS[None]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_p": float("nan")}, "min_p"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": float("nan")}, "presence_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 2.1}, "repetition_penalty"),
+    ],
+)
+def test_parameters_that_mean_nothing(sampling: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_sampling(SamplingParams(**sampling))

@@ -73,6 +73,44 @@ def test_a_stop_at_the_last_token_is_a_stop(codec: TextCodec) -> None:
     assert rule(codec, room=1).push(EOS_ID) == Finish(reason="stop", matched=EOS_ID)
 
 
+def test_nothing_stops_a_text_before_it_is_long_enough(codec: TextCodec) -> None:
+    params = SamplingParams(stop=("b",), max_new_tokens=6, min_new_tokens=3)
+    stop_rule = StopRule(params, eos=frozenset({EOS_ID}), room=100, codec=codec)
+    # The first b and the end of the text come too early; the second b does not.
+    assert [stop_rule.push(token) for token in (ord("b"), EOS_ID)] == [None, None]
+    assert stop_rule.push(ord("a")) is None
+    assert stop_rule.push(ord("b")) == Finish(reason="stop", matched="b")
+
+
+def test_a_stop_string_that_was_passed_over_does_not_come_back(codec: TextCodec) -> None:
+    params = SamplingParams(stop=("b", "a long one"), max_new_tokens=20, min_new_tokens=2)
+    stop_rule = StopRule(params, eos=frozenset(), room=100, codec=codec)
+    assert push_text(stop_rule, codec, "bxyz") == [None] * 4
+    assert stop_rule.push(ord("b")) == Finish(reason="stop", matched="b")
+
+
+def test_a_special_token_is_text_where_it_is_shown(codec: TextCodec) -> None:
+    spelled = codec.decode([EOS_ID], skip_special_tokens=False)
+    shown, hidden = (
+        StopRule(
+            SamplingParams(stop=(spelled,), ignore_eos=True, skip_special_tokens=skips),
+            eos=frozenset({EOS_ID}),
+            room=100,
+            codec=codec,
+        )
+        for skips in (False, True)
+    )
+    assert shown.push(EOS_ID) == Finish(reason="stop", matched=spelled)
+    assert hidden.push(EOS_ID) is None
+
+
+def test_a_request_for_no_token_wants_none(codec: TextCodec) -> None:
+    for count in (0, 1):
+        params = SamplingParams(max_new_tokens=count)
+        stop_rule = StopRule(params, eos=frozenset(), room=100, codec=codec)
+        assert stop_rule.wants_none is (count == 0)
+
+
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     assert load_codec(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text('{"version": 1}')
