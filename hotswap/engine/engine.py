@@ -18,11 +18,14 @@ from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.in_flight import InFlightLedger
 from hotswap.engine.intake import Intake
 from hotswap.engine.kv import KvShape
+from hotswap.engine.kv_memory import tokens_that_fit
+from hotswap.engine.kv_room import KvRoom
 from hotswap.engine.loading import LoadedModel, load_model
 from hotswap.engine.loop import EngineLoop
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm
 from hotswap.engine.model_plan import plan_model
 from hotswap.engine.prefix_cache import CacheStats, PrefixCache
+from hotswap.engine.reuse import Reuse
 from hotswap.engine.scheduler import Scheduler
 from hotswap.engine.steps import EngineSteps
 from hotswap.engine.tokenizer import TextCodec, load_codec
@@ -38,6 +41,9 @@ from hotswap.types import (
 )
 
 __all__ = ["EmbeddedEngine"]
+
+_MAX_CACHE_ENTRIES = 4096
+_HOST_CACHE_BYTES = 256 * 2**20
 
 
 class EmbeddedEngine:
@@ -55,18 +61,25 @@ class EmbeddedEngine:
         eos_token_ids: frozenset[int] = frozenset(),
         max_running_requests: int = 16,
         max_queued: int = 1024,
-        max_prefill_tokens: int = 2048,
-        prefix_cache_bytes: int = 256 * 2**20,
+        chunked_prefill_size: int = 512,
+        max_total_tokens: int | None = None,
+        mem_fraction_static: float = 0.5,
+        prefix_cache_bytes: int | None = None,
         stamp: WeightStamp | None = None,
         path: Path | None = None,
     ) -> None:
-        """Use :meth:`from_directory`, unless the model is built elsewhere."""
+        """Use :meth:`from_directory`, unless the model is built elsewhere.
+
+        ``chunked_prefill_size`` bounds the prompt tokens of a forward pass,
+        ``max_total_tokens`` (None: nothing else) and the fraction of the memory that is
+        free now bound the tokens whose keys and values are held. ``prefix_cache_bytes``
+        of them, None for the default of the device, may be of texts that have ended.
+        """
         config = loaded.model.config
         self._target = loaded.target
         self._path = path
         self._max_running = max_running_requests
         self._max_queued = max_queued
-        self._cache = PrefixCache(max_entries=64, max_bytes=prefix_cache_bytes)
         self._ledger = InFlightLedger(max_queued=max_queued)
         weight = loaded.model.lm_head.weight
         self._kv_shape = KvShape(
@@ -76,15 +89,28 @@ class EmbeddedEngine:
             dtype=weight.dtype,
             device=weight.device,
         )
+        self._room = KvRoom(
+            tokens_that_fit(
+                self._kv_shape,
+                max_total_tokens=max_total_tokens,
+                mem_fraction_static=mem_fraction_static,
+            )
+        )
+        if prefix_cache_bytes is None and weight.device.type == "cpu":
+            # Host memory is everybody's; that of a device has no other use.
+            prefix_cache_bytes = _HOST_CACHE_BYTES
+        self._cache = PrefixCache(max_entries=_MAX_CACHE_ENTRIES, max_bytes=prefix_cache_bytes)
+        live = stamp or WeightStamp()
         self.model: CausalLm = loaded.model
         self._scheduler = Scheduler(
             loaded.model,
             kv_shape=self._kv_shape,
-            cache=self._cache,
+            reuse=Reuse(self._cache, epoch=live.epoch),
+            room=self._room,
             ledger=self._ledger,
-            stamp=stamp or WeightStamp(),
+            stamp=live,
             max_running=max_running_requests,
-            max_prefill_tokens=max_prefill_tokens,
+            max_prefill_tokens=chunked_prefill_size,
         )
         self._steps = EngineSteps(
             self._scheduler,
@@ -98,6 +124,7 @@ class EmbeddedEngine:
             loop=self._loop,
             ledger=self._ledger,
             codec=codec,
+            max_tokens=min(config.max_context, self._room.total),
             eos=lambda: self._steps.eos,
         )
 
@@ -110,7 +137,10 @@ class EmbeddedEngine:
         device: str | torch.device = "auto",
         max_running_requests: int = 16,
         max_queued: int = 1024,
-        prefix_cache_bytes: int = 256 * 2**20,
+        chunked_prefill_size: int = 512,
+        max_total_tokens: int | None = None,
+        mem_fraction_static: float = 0.5,
+        prefix_cache_bytes: int | None = None,
         vocab_multiple: int = VOCAB_MULTIPLE,
         stamp: WeightStamp | None = None,
     ) -> Self:
@@ -127,6 +157,9 @@ class EmbeddedEngine:
             codec=load_codec(directory),
             max_running_requests=max_running_requests,
             max_queued=max_queued,
+            chunked_prefill_size=chunked_prefill_size,
+            max_total_tokens=max_total_tokens,
+            mem_fraction_static=mem_fraction_static,
             prefix_cache_bytes=prefix_cache_bytes,
             stamp=stamp,
             path=directory,
@@ -193,6 +226,9 @@ class EmbeddedEngine:
             waiting=counts.waiting,
             max_running=self._max_running,
             max_queued=self._max_queued,
+            kv_tokens_used=self._room.used,
+            kv_tokens_total=self._room.total,
+            cached_tokens=self._cache.size_tokens,
             cache_hits=tally.cache_hits,
             cache_misses=tally.cache_misses,
             cache_hit_tokens=tally.cache_hit_tokens,
@@ -218,6 +254,7 @@ class EmbeddedEngine:
             "tie_word_embeddings": config.tie_word_embeddings,
             "max_position_embeddings": config.max_position_embeddings,
             "max_context": config.max_context,
+            "max_total_tokens": self._room.total,
             "eos_token_ids": sorted(self._steps.eos),
             "dtype": str(self._kv_shape.dtype).removeprefix("torch."),
             "device": str(self._kv_shape.device),

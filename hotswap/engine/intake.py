@@ -34,14 +34,20 @@ class Intake:
         loop: EngineLoop,
         ledger: InFlightLedger,
         codec: TextCodec | None,
+        max_tokens: int,
         eos: Callable[[], frozenset[int]],
     ) -> None:
-        """``eos`` says which tokens end a text that is asked for now."""
+        """``eos`` says which tokens end a text that is asked for now.
+
+        ``max_tokens`` bounds a text, prompt and output: what the context holds, or what
+        there is memory for.
+        """
         self._config = config
         self._scheduler = scheduler
         self._loop = loop
         self._ledger = ledger
         self._codec = codec
+        self._max_tokens = max_tokens
         self._eos = eos
 
     def __repr__(self) -> str:
@@ -75,11 +81,8 @@ class Intake:
     def _check(self, asked: GenerateRequest) -> None:
         check_sampling(asked.sampling)
         config, length = self._config, len(asked.input_ids)
-        if not 0 < length < config.max_context:
-            raise ValueError(
-                f"the prompt has {length} tokens, wanted 1 to {config.max_context - 1}, as the "
-                f"context of {config.max_context} must hold the output too"
-            )
+        if not 0 < length < self._max_tokens:
+            raise ValueError(self._odd_length(length))
         odd = [token for token in asked.input_ids if not 0 <= token < config.vocab_size]
         if odd:
             raise ValueError(f"token id {odd[0]} is outside 0 to {config.vocab_size - 1}")
@@ -87,7 +90,7 @@ class Intake:
             check_logprobs(
                 asked.logprobs,
                 prompt_length=length,
-                most_new=min(asked.sampling.max_new_tokens, config.max_context - length),
+                most_new=min(asked.sampling.max_new_tokens, self._max_tokens - length),
                 vocab_size=config.vocab_size,
             )
         if asked.sampling.stop and self._codec is None:
@@ -95,6 +98,16 @@ class Intake:
                 "stop strings need a tokenizer, and the model has no tokenizer.json; "
                 "use stop_token_ids"
             )
+
+    def _odd_length(self, length: int) -> str:
+        most, context = self._max_tokens, self._config.max_context
+        wanted = f"the prompt has {length} tokens, wanted 1 to {most - 1}, as "
+        if most < context:
+            return (
+                f"{wanted}there is memory for the keys and values of {most} tokens, output "
+                "included; start the server with more (--max-total-tokens, --mem-fraction-static)"
+            )
+        return f"{wanted}the context of {context} must hold the output too"
 
     def _request(self, asked: GenerateRequest) -> Request:
         length = len(asked.input_ids)
@@ -108,7 +121,7 @@ class Intake:
         stop_rule = StopRule(
             asked.sampling,
             eos=self._eos(),
-            room=self._config.max_context - length,
+            room=self._max_tokens - length,
             codec=self._codec,
         )
         input_scores = None

@@ -19,6 +19,11 @@ class KvShape:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
     def allocate(self, capacity: int) -> torch.Tensor:
         """``[layers x 2 x kv_heads x capacity x head_dim]``, not initialised."""
         sizes = (self.num_layers, 2, self.num_kv_heads, capacity, self.head_dim)
@@ -32,7 +37,7 @@ class KvCache:
     room, every layer stores its rows, and ``advance`` counts them in.
     """
 
-    BLOCK = 256
+    BLOCK = 128
 
     def __init__(self, shape: KvShape) -> None:
         self._shape = shape
@@ -48,16 +53,25 @@ class KvCache:
         return self._buffer.shape[3]
 
     @property
+    def shape(self) -> KvShape:
+        """What one token's keys and values look like."""
+        return self._shape
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the buffer."""
         return self._buffer.numel() * self._buffer.element_size()
+
+    @classmethod
+    def rounded(cls, length: int) -> int:
+        """Tokens that memory is taken for to hold ``length`` of them."""
+        return -(-length // cls.BLOCK) * cls.BLOCK
 
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens in all; what is stored stays."""
         if length <= self.capacity:
             return
-        blocks = -(-length // self.BLOCK)
-        grown = self._shape.allocate(blocks * self.BLOCK)
+        grown = self._shape.allocate(self.rounded(length))
         grown[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
         self._buffer = grown
 
@@ -71,14 +85,22 @@ class KvCache:
         """Views of the keys and the values, each ``[kv_heads x length x head_dim]``."""
         return self._buffer[layer, 0, :, :length], self._buffer[layer, 1, :, :length]
 
+    def rows(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """For each layer a view ``[2 x kv_heads x stop - start x head_dim]``: keys, then values."""
+        return self._buffer[:, :, :, start:stop].unbind(0)
+
     def advance(self, count: int) -> None:
         """Count ``count`` tokens in, once every layer has stored them."""
         self.length += count
 
     def copy_from(self, other: KvCache, length: int) -> None:
-        """Take the first ``length`` tokens of ``other``; only into an empty cache."""
+        """Take on ``other``'s tokens up to ``length``, past those that are here already.
+
+        Both are of texts that begin alike, as far as ``length``.
+        """
         self.reserve(length)
-        self._buffer[:, :, :, :length] = other._buffer[:, :, :, :length]
+        new = slice(self.length, length)
+        self._buffer[:, :, :, new] = other._buffer[:, :, :, new]
         self.length = length
 
     def trimmed(self) -> KvCache:

@@ -19,13 +19,15 @@ __all__ = ["Holding", "Request"]
 class Holding:
     """KV of a running request, and under which weights and after which flush it began.
 
-    ``cached`` of its tokens were computed for other texts.
+    ``cached`` of its tokens were computed for other texts. ``is_through`` once the text
+    that it began with has been computed.
     """
 
     kv: KvCache
     epoch: int
     flushes: int
     cached: int = 0
+    is_through: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,19 +84,26 @@ class Request:
         assert self.holding is not None, "a waiting request has no KV"
         return self.holding.kv
 
+    def start(self, holding: Holding) -> None:
+        """Run from the first token on, with KV that is empty; perhaps not for the first time."""
+        self.holding = holding
+        self.is_owed = False
+        if self.input_scores is not None:
+            self.input_scores.restart()
+
+    def stop(self) -> None:
+        """Let go of the KV, and wait for the next start."""
+        self.holding = None
+        self.num_retractions += 1
+
     def reserve(self) -> None:
         """Make room in its KV for every token so far; only while it runs."""
         self.kv.reserve(len(self.tokens))
 
-    def restart(self) -> None:
-        """It begins with no KV, perhaps not for the first time."""
-        if self.input_scores is not None:
-            self.input_scores.restart()
-
-    def work(self, count: int | None = None) -> Work:
+    def work(self, count: int) -> Work:
         """What a forward pass over its next ``count`` tokens has to do; only while it runs."""
         past = self.kv.length
-        new = self.tokens[past:] if count is None else self.tokens[past : past + count]
+        new = self.tokens[past : past + count]
         return Work(kv=self.kv, tokens=new, prompt_length=self.prompt_length)
 
     def scored(self, segment: Segment) -> ScoredRows | None:

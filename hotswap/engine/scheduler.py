@@ -4,6 +4,9 @@ Rules:
 
 * Everything here happens on the engine's thread, between two forward passes.
 * First come, first served; a retracted request goes back to where it came from.
+* Every request between two tokens of output is in every pass. Prompts are computed in
+  the same passes, a bounded number of tokens at a time; see ``shares``.
+* Memory that runs out is taken from the request that started last; see ``kv_room``.
 * A token is stamped with the weights that were live during its forward pass.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,14 +24,17 @@ from hotswap.engine.batch import make_batch
 from hotswap.engine.gate import Gate, GateState, PauseTicket
 from hotswap.engine.generation import Outbox
 from hotswap.engine.in_flight import InFlightLedger
-from hotswap.engine.kv import KvCache, KvShape
+from hotswap.engine.kv import KvShape
+from hotswap.engine.kv_room import KvRoom
 from hotswap.engine.logprobs import score_chosen
 from hotswap.engine.model import CausalLm
-from hotswap.engine.prefix_cache import PrefixCache
-from hotswap.engine.request import Holding, Request
+from hotswap.engine.request import Request
+from hotswap.engine.reuse import Reuse
 from hotswap.engine.sampling import choose_tokens
+from hotswap.engine.shares import share
 from hotswap.engine.stopping import Finish
 from hotswap.engine.tally import Tally
+from hotswap.engine.turns import Turn
 from hotswap.seams import TokenChunk, TokenLogprob
 from hotswap.types import PauseMode, WeightStamp
 
@@ -45,21 +51,25 @@ class Scheduler:
         model: CausalLm,
         *,
         kv_shape: KvShape,
-        cache: PrefixCache,
+        reuse: Reuse,
+        room: KvRoom,
         ledger: InFlightLedger,
         stamp: WeightStamp,
         max_running: int,
         max_prefill_tokens: int,
     ) -> None:
+        """``max_prefill_tokens`` bounds a pass, over all its prompts together."""
         self._model = model
         self._kv_shape = kv_shape
-        self._cache = cache
+        self._reuse = reuse
+        self._room = room
         self._ledger = ledger
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._running: list[Request] = []
         self._waiting: deque[Request] = deque()
-        self._flushes = 0
+        # Set when memory ran out: nothing starts until a running request has ended.
+        self._is_crowded = False
         self._last_pass_end = time.perf_counter()
         self.stamp = stamp
         self.gate = Gate()
@@ -74,7 +84,7 @@ class Scheduler:
         """Whether a step would run a forward pass."""
         if self.gate.state is GateState.CLOSED:
             return False
-        return bool(self._running) or (self.gate.state is GateState.OPEN and bool(self._waiting))
+        return bool(self._running) or self._may_start
 
     # --- requests
 
@@ -122,13 +132,16 @@ class Scheduler:
 
     def flush(self) -> int:
         """Empty the prefix cache; what runs now will not enter it either."""
-        self._flushes += 1
-        return self._cache.flush()
+        return self._reuse.flush()
 
     def commit(self, stamp: WeightStamp) -> None:
         """From here on the weights are those of ``stamp``."""
         self.stamp = stamp
-        self._cache.keep_only(stamp.epoch)
+        self._reuse.commit(stamp.epoch)
+
+    def count_room(self) -> None:
+        """Bring up to date what other threads see of the memory in use."""
+        self._room.count(self._running, cached=self._reuse.size_tokens)
 
     # --- one step
 
@@ -138,14 +151,19 @@ class Scheduler:
         What goes wrong with one request ends that one with ``error``; what goes wrong
         with the pass itself ends all that are in it. The next go on.
         """
+        turns: list[Turn] = []
         try:
             with torch.inference_mode():
                 self._admit()
-                self._forward()
+                self._make_room()
+                turns = self._turns()
+                self._forward(turns)
         except Exception:
-            _log.exception("a forward pass failed; its %d requests end", len(self._running))
-            for request in list(self._running):
-                self._end(request, reason="error")
+            lost = [turn.request for turn in turns] or list(self._running)
+            _log.exception("a forward pass failed; its %d requests end", len(lost))
+            for request in lost:
+                if not request.is_over:
+                    self._end(request, reason="error")
         self._settle()
 
     @contextmanager
@@ -158,46 +176,93 @@ class Scheduler:
             if not request.is_over:
                 self._end(request, reason="error")
 
+    @property
+    def _may_start(self) -> bool:
+        """Whether the gate lets the first that waits run."""
+        if not self._waiting:
+            return False
+        # What a drain found running has to end, also if it had to make room meanwhile.
+        is_owed = self._waiting[0].is_owed and self.gate.state is GateState.DRAINING
+        return is_owed or self.gate.state is GateState.OPEN
+
     def _admit(self) -> None:
-        new_tokens = 0
         while (
-            self._waiting
-            and self.gate.state is GateState.OPEN
+            self._may_start
             and len(self._running) < self._max_running
-            and new_tokens < self._max_prefill_tokens
+            and not (self._is_crowded and self._running)
+            and self._room.has_room(self._running, self._waiting[0])
         ):
             request = self._waiting[0]
             with self._on_its_own(request, "its start"):
-                new_tokens += self._start(request)
+                self._start(request)
 
-    def _start(self, request: Request) -> int:
-        """Give the first that waits KV, as much as is known already; how many tokens are left."""
-        epoch = self.stamp.epoch
-        request.holding = holding = Holding(
-            kv=KvCache(self._kv_shape), epoch=epoch, flushes=self._flushes
-        )
+    def _start(self, request: Request) -> None:
+        """Give the first that waits KV, as much as is known already."""
+        request.start(self._reuse.begin(self._kv_shape))
         self._running.append(self._waiting.popleft())
         self._ledger.start()
-        request.restart()
-        known = request.tokens[: request.most_cached + 1]
-        cached = self._cache.fill(holding.kv, known, epoch=epoch) if request.reuse else 0
-        self.tally.count_start(cached)
-        self.tally.prefill_tokens += len(request.tokens) - cached
-        if not request.num_retractions:
-            request.cached_tokens = cached
-        return len(request.tokens) - cached
+        request.reserve()
+        self._reuse.extend(request, self._running)
 
-    def _forward(self) -> None:
+    def _make_room(self) -> None:
+        """Have those that started last give way until all that run have room."""
+        while self._room.free(self._running) < 0 and len(self._running) > 1:
+            request = self._running.pop()
+            _log.info("request %s gives way: its keys and values have no room", request.rid)
+            self._park(request)
+            request.is_owed = self._is_crowded = True
+        self._reuse.shrink_to(self._room.free(self._running))
+
+    def _turns(self) -> list[Turn]:
+        """Who takes part in the next pass, and with how many tokens."""
         for request in list(self._running):
             with self._on_its_own(request, "room for its keys and values"):
                 request.reserve()
-        requests = list(self._running)
-        if not requests:
+        shares = self._shares()
+        counts = [(request, shares.get(request, 1)) for request in self._running]
+        return [Turn.of(request, count) for request, count in counts if count]
+
+    def _shares(self) -> dict[Request, int]:
+        """How many tokens of each prompt are computed in the next pass."""
+        extended: set[Request] = set()
+        while True:
+            prompts = [request for request in self._running if request.left > 1]
+            lefts = [request.left for request in prompts]
+            counts = share(lefts, budget=self._max_prefill_tokens)
+            fresh = {request for request, count in zip(prompts, counts, strict=True) if count}
+            fresh -= extended
+            if not fresh:
+                return dict(zip(prompts, counts, strict=True))
+            # What others have computed meanwhile need not be computed again.
+            extended |= fresh
+            for request in fresh:
+                with self._on_its_own(request, "reuse of what is known"):
+                    self._reuse.extend(request, self._running)
+
+    def _forward(self, turns: Sequence[Turn]) -> None:
+        if not turns:
             return
-        batch = make_batch([request.work() for request in requests], self._kv_shape.device)
-        segments = zip(requests, batch.segments, strict=True)
-        scored = [rows for request, segment in segments if (rows := request.scored(segment))]
+        works = [turn.request.work(turn.count) for turn in turns]
+        batch = make_batch(works, self._kv_shape.device)
+        segments = zip(turns, batch.segments, strict=True)
+        scored = [rows for turn, segment in segments if (rows := turn.request.scored(segment))]
         logits = self._model(batch, scored=scored)
+        self._count(turns)
+        ending = [row for row, turn in enumerate(turns) if turn.is_last]
+        self._choose([turns[row].request for row in ending], logits[ending])
+
+    def _count(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if not turn.is_decode:
+                self.tally.prefill_tokens += turn.count
+            request, holding = turn.request, turn.request.holding
+            if turn.is_last and holding is not None and not holding.is_through:
+                holding.is_through = True
+                self.tally.count_start(holding.cached)
+                self._reuse.count(request)
+
+    def _choose(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+        """Give each request its next token, from ``[requests x vocabulary]``."""
         tokens = choose_tokens([request.sampler for request in requests], logits)
         scores = score_chosen(logits, tokens, [request.logprobs for request in requests])
         self._last_pass_end = time.perf_counter()
@@ -229,30 +294,22 @@ class Scheduler:
             finish = request.stop_rule.push(token)
             self._send(request, token, finish, score=score)
         if finish is not None:
-            self._remember(request)
+            self._reuse.remember(request)
             self._drop(request)
-
-    def _remember(self, request: Request) -> None:
-        """Offer the KV to the prefix cache, if these weights and no flush since made it all."""
-        holding = request.holding
-        if (
-            holding is not None
-            and request.reuse
-            and holding.epoch == self.stamp.epoch
-            and holding.flushes == self._flushes
-        ):
-            self._cache.insert(holding.kv, request.tokens, epoch=holding.epoch)
 
     # --- ends
 
     def _retract_all(self) -> None:
-        for request in reversed(self._running):
-            request.holding = None
-            request.num_retractions += 1
-            self.tally.retractions += 1
-            self._ledger.park()
-            self._waiting.appendleft(request)
-        self._running.clear()
+        while self._running:
+            self._park(self._running.pop())
+        self._is_crowded = False
+
+    def _park(self, request: Request) -> None:
+        """Put a request that ran back to the front of those that wait."""
+        request.stop()
+        self.tally.retractions += 1
+        self._ledger.park()
+        self._waiting.appendleft(request)
 
     def _end(self, request: Request, *, reason: str) -> None:
         self._send(request, None, Finish(reason=reason))
@@ -262,6 +319,7 @@ class Scheduler:
         was_running = request.is_running
         if was_running:
             self._running.remove(request)
+            self._is_crowded = False
         else:
             self._waiting.remove(request)
         request.holding = None
@@ -270,7 +328,7 @@ class Scheduler:
 
     def _settle(self, *, idle: bool = False) -> None:
         """Close a draining gate once nothing runs."""
-        if not self._running:
+        if not self._running and not self._may_start:
             self.gate.drained(since=time.perf_counter() if idle else self._last_pass_end)
 
     def _send(

@@ -39,7 +39,8 @@ class EngineSteps:
         self.scheduler.step()
 
     def publish(self) -> None:
-        """Send the chunks of the last step."""
+        """Send the chunks of the last step; what is used is known before they arrive."""
+        self.scheduler.count_room()
         self.scheduler.outbox.flush()
 
     def shut(self, error: BaseException | None) -> None:

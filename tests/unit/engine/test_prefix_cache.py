@@ -8,7 +8,8 @@ import torch
 
 from hotswap.engine import EmbeddedEngine
 from hotswap.engine.kv import KvCache, KvShape
-from hotswap.engine.prefix_cache import CacheStats, PrefixCache, common_length
+from hotswap.engine.prefix_cache import CacheStats, PrefixCache
+from hotswap.engine.prefix_tree import common_length
 from hotswap.types import PauseMode, WeightStamp
 from tests.unit.engine.conftest import Make
 from tests.unit.engine.driving import (
@@ -39,9 +40,11 @@ def kv_of(tokens: list[int]) -> KvCache:
 
 
 def filled(cache: PrefixCache, tokens: list[int], *, epoch: int = 0) -> list[float]:
-    """The tokens that the cache knew, read back from the KV."""
+    """The tokens that the cache knew but for the last, read back from the KV."""
     kv = KvCache(SHAPE)
-    length = cache.fill(kv, tokens, epoch=epoch)
+    length = cache.fill(kv, tokens[:-1], epoch=epoch)
+    cache.count(length)
+    assert length == kv.length
     keys, values = kv.layer(1, length)
     assert torch.equal(keys, -values)
     seen: list[float] = keys[0, :, 0].tolist()
@@ -68,14 +71,20 @@ def test_the_longest_common_prefix_is_copied(cache: PrefixCache) -> None:
     assert filled(cache, [1, 2, 3, 7, 8]) == [1, 2, 3]
     assert filled(cache, [1, 2, 5, 6]) == [1, 2, 5]
     assert filled(cache, [4, 4]) == []
-    assert cache.stats == CacheStats(hits=2, misses=1, entries=2, size_bytes=cache.stats.size_bytes)
+    assert cache.stats == CacheStats(
+        hits=2, misses=1, hit_tokens=6, entries=2, size_bytes=cache.stats.size_bytes
+    )
     assert cache.stats.size_bytes == 7 * 2 * 2 * 4 * 4
 
 
-def test_one_token_is_left_to_run(cache: PrefixCache) -> None:
+def test_what_is_there_already_is_not_copied_again(cache: PrefixCache) -> None:
     cache.insert(kv_of([1, 2, 3]), [1, 2, 3], epoch=0)
-    assert filled(cache, [1, 2, 3]) == [1, 2]
-    assert filled(cache, [1]) == []
+    # The first of them is not what the cache has: it must stay as it is.
+    kv = kv_of([9])
+    assert cache.fill(kv, [1, 2, 3], epoch=0) == 2
+    assert kv.layer(0, 3)[0][0, :, 0].tolist() == [9, 2, 3]
+    assert cache.fill(kv, [1, 2, 3], epoch=0) == 0
+    assert cache.fill(kv, [1, 2], epoch=0) == 0
 
 
 def test_another_epoch_never_matches(cache: PrefixCache) -> None:
