@@ -123,6 +123,9 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
             max_running_requests=settings.max_running_requests,
             stamp=WeightStamp(version=dialect_of(settings).boot_version),
             max_queued=settings.max_queued_requests,
+            chunked_prefill_size=settings.chunked_prefill_size,
+            max_total_tokens=settings.max_total_tokens or None,
+            mem_fraction_static=settings.mem_fraction_static,
         )
     except (HotswapError, OSError, ValueError) as error:
         raise StartError(f"cannot load {model}: {error}") from error

@@ -42,6 +42,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "graceful_s": (0, 3600),
     "max_running_requests": (1, math.inf),
     "max_queued_requests": (1, math.inf),
+    "chunked_prefill_size": (1, math.inf),
+    "max_total_tokens": (0, math.inf),
+    "mem_fraction_static": (0.001, 1),
     "max_http_request_bytes": (1, math.inf),
 }
 
@@ -73,6 +76,7 @@ class Settings:
     """
 
     model: str | None = None
+    served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 30000
     dtype: str = "auto"
@@ -86,6 +90,9 @@ class Settings:
     load_mode: str = "staged"
     max_running_requests: int = 16
     max_queued_requests: int = 1024
+    chunked_prefill_size: int = 512
+    max_total_tokens: int = 0
+    mem_fraction_static: float = 0.5
     max_http_request_bytes: int = 1024 * 1024
     graceful_s: float = 5.0
     workers: int = 1
@@ -93,7 +100,7 @@ class Settings:
     plugin_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("model", "host"):
+        for name in ("model", "served_model_name", "host"):
             value = getattr(self, name)
             if value is not None and not value.strip():
                 # The empty address is every address, the empty directory the current one.
@@ -122,6 +129,7 @@ class Settings:
 
 _HELP: Mapping[str, str] = {
     "model": "directory of the checkpoint to serve; --model-path is the same",
+    "served_model_name": "what /v1/models calls the model; the directory by default",
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one and prints it",
     "dtype": "auto (the checkpoint's), float32, bfloat16 or float16",
@@ -136,6 +144,10 @@ _HELP: Mapping[str, str] = {
     "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
     "max_running_requests": "requests that share a forward pass",
     "max_queued_requests": "requests that may wait for a forward pass; one more gets a 429",
+    "chunked_prefill_size": "prompt tokens that one forward pass computes, of all prompts together",
+    "max_total_tokens": "tokens whose keys and values are held at once; 0 sets no bound of its own",
+    "mem_fraction_static": "part of the memory that is free once the model is loaded which keys "
+    "and values may take",
     "max_http_request_bytes": "longest request body that is read",
     "graceful_s": "seconds that requests get to end at a shutdown",
     "workers": "only 1 is possible",

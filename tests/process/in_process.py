@@ -69,6 +69,9 @@ async def serving(
             loaded,
             max_running_requests=told.max_running_requests,
             max_queued=told.max_queued_requests,
+            chunked_prefill_size=told.chunked_prefill_size,
+            max_total_tokens=told.max_total_tokens or None,
+            mem_fraction_static=told.mem_fraction_static,
         ) as runs,
         Controller(
             runs, strategies=known, stamp=runs.stamp, while_paused=paused_policy(told)
