@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -25,10 +26,10 @@ from hotswap.attempt import Attempt, Phase, UpdateNews
 from hotswap.command_queue import CommandQueue, Entry
 from hotswap.counters import Counters, outcome_of
 from hotswap.drain import Drain
-from hotswap.errors import ShuttingDown
+from hotswap.errors import IllegalCommand, ShuttingDown
 from hotswap.fetch import PreRead
 from hotswap.reconcile import reconcile
-from hotswap.seams import Engine, LoadStrategy
+from hotswap.seams import Engine, LoadStrategy, Resettable
 from hotswap.state import (
     Change,
     Command,
@@ -40,6 +41,7 @@ from hotswap.state import (
     Weights,
     forward_allowed,
 )
+from hotswap.stopped import StoppedWork
 from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
 from hotswap.uninterrupted import uninterrupted
 from hotswap.update_pipeline import UpdatePipeline
@@ -95,6 +97,9 @@ class Controller:
             self.machine, while_paused=WhilePaused(while_paused), hold_s=hold_s
         )
         self.machine.observe(self._on_change)
+        self._stopped = StoppedWork(
+            engine, machine=self.machine, queue=self.queue, counters=self.counters
+        )
         self._pipeline = UpdatePipeline(
             engine=engine,
             machine=self.machine,
@@ -245,6 +250,43 @@ class Controller:
         attempt.end(outcome)
         _update_log.info("%s %s: %s", attempt, outcome, report)
         return report
+
+    async def relabel(self, version: str, *, abort: bool = False) -> int:
+        """Give the live weights another version; how many requests were aborted.
+
+        The weights stay what they are, and so do epoch, count and cached prefixes. Tokens
+        from here on carry the new label. ``abort`` ends requests in flight first.
+
+        Raises: IllegalCommand (weights not whole, or asleep), Busy, what the engine raised.
+        """
+
+        async def adopt() -> None:
+            stamp = replace(self.stamp, version=version)
+            # A commit of nothing: the engine stamps its next token with it.
+            await self._engine.commit(stamp)
+            self._pipeline.stamp = stamp
+
+        mode = PauseMode.ABORT if abort else PauseMode.IN_PLACE
+        _, aborted = await self._stopped.run(
+            Command.RELABEL, adopt, mode=mode, failed=Outcome.UNDONE
+        )
+        return aborted
+
+    async def reset(self, *, skipped: Sequence[str] = ()) -> tuple[str, ...]:
+        """Overwrite the weights with noise, but for names with one of ``skipped`` in them.
+
+        Nothing is generated until a full update. Returns the live names overwritten.
+
+        Raises: IllegalCommand, InFlight, Busy, what the engine raised (weights not whole).
+        """
+        engine = self._engine
+        if not isinstance(engine, Resettable):
+            raise IllegalCommand("this engine cannot reset its weights; send a full update instead")
+        work = partial(engine.reset_weights, skipped)
+        names, _ = await self._stopped.run(
+            Command.RESET, work, mode=PauseMode.IN_PLACE, failed=Outcome.TORN
+        )
+        return names
 
     async def _update(self, attempt: Attempt) -> UpdateReport:
         shutting_down = ShuttingDown(

@@ -35,6 +35,7 @@ __all__ = [
     "LoadStrategy",
     "LogprobsWanted",
     "Plan",
+    "Resettable",
     "SamplingParams",
     "Stage",
     "TokenChunk",
@@ -158,6 +159,19 @@ class Inspector(Protocol):
 
     async def checksums(self) -> dict[str, str]:
         """xxh3-64 (16 hex digits) of every parameter and buffer, by live name."""
+        ...
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    """An engine that can spoil its weights, so that a client sees an update restore them."""
+
+    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        """Overwrite weights with noise, on the engine's own thread; the live names.
+
+        Only while paused. Weights that have one of ``skipped`` in a name of theirs stay,
+        and so does what a full update would not bring back.
+        """
         ...
 
 

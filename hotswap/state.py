@@ -64,6 +64,8 @@ class Command(StrEnum):
     SWAP = "swap"
     SLEEP = "sleep"
     WAKE = "wake"
+    RELABEL = "relabel"
+    RESET = "reset"
 
 
 class Weights(StrEnum):
@@ -191,11 +193,19 @@ IDLE_OR_PAUSES = Guard(
     'or pass abort_all_requests=true (or pause_mode="retract" to keep them)',
     error=InFlight,
 )
+IDLE = Guard(
+    name="idle",
+    passes=lambda _facts, now: now.in_flight == 0,
+    hint='requests are in flight; call pause_generation(mode="abort") first, '
+    "or retry when they have finished",
+    error=InFlight,
+)
 GUARDS: tuple[Guard, ...] = (
     NOTHING_HOLDS_KV,
     WEIGHTS_RESIDENT,
     WHOLE_OR_FULL,
     IDLE_OR_PAUSES,
+    IDLE,
 )
 
 
@@ -215,6 +225,8 @@ _UPDATE = Rule(
 )
 _SWAP = Rule(during=Activity.UPDATING, guards=(IDLE_OR_PAUSES,), touches_weights=True)
 _SLEEP = Rule(during=Activity.UPDATING, touches_weights=True)
+_RELABEL = Rule(during=Activity.UPDATING)
+_RESET = Rule(during=Activity.UPDATING, guards=(WEIGHTS_RESIDENT,), touches_weights=True)
 
 TABLE: Mapping[tuple[State, Command], Rule] = {
     **{(state, Command.PAUSE): Rule() for state in RESTING},
@@ -229,6 +241,10 @@ TABLE: Mapping[tuple[State, Command], Rule] = {
     (State.SERVING, Command.SWAP): _SWAP,
     **{(state, Command.SLEEP): _SLEEP for state in RESTING},
     (State.SLEEPING, Command.WAKE): _SLEEP,
+    (State.SERVING, Command.RELABEL): _RELABEL,
+    (State.PAUSED, Command.RELABEL): _RELABEL,
+    (State.SERVING, Command.RESET): replace(_RESET, guards=(IDLE,)),
+    **{(state, Command.RESET): _RESET for state in (State.PAUSED, State.SLEEPING, State.INVALID)},
 }
 
 _NEXT_STEP: Mapping[tuple[State, Command], str] = {
@@ -240,6 +256,9 @@ _NEXT_STEP: Mapping[tuple[State, Command], str] = {
     (State.PAUSED, Command.SWAP): "generation is paused already; ask for an update",
     (State.INVALID, Command.SWAP): "ask for a full update",
     (State.SLEEPING, Command.SWAP): 'wake the tag "weights", then ask for an update',
+    (State.INVALID, Command.RELABEL): "the weights are not whole, so there is nothing that a "
+    "version could name; send a full update with its version",
+    (State.SLEEPING, Command.RELABEL): "wake the server first, or send the version with an update",
 }
 
 
@@ -249,10 +268,11 @@ def _after_done(facts: Facts, command: Command, now: Situation) -> Facts:
             return replace(facts, gate=now.mode)
         case Command.RESUME:
             return replace(facts, gate=None)
-        case Command.FLUSH:
+        case Command.FLUSH | Command.RELABEL:
             return facts
-        case Command.UPDATE | Command.SWAP:
-            return replace(facts, weights=Weights.WHOLE)
+        case Command.UPDATE | Command.SWAP | Command.RESET:
+            spoilt = command is Command.RESET
+            return replace(facts, weights=Weights.TORN if spoilt else Weights.WHOLE)
         case Command.SLEEP:
             return replace(
                 facts,

@@ -203,7 +203,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStamp:
-    """Which weights are live. The four fields change together, at a commit only.
+    """Which weights are live. The four fields change together, at a commit; a relabel
+    changes ``version`` alone.
 
     ``version`` is the client's opaque label; ``epoch`` counts commits, never
     repeats within a process, and is what caches and spans are keyed by.

@@ -303,6 +303,10 @@ class EmbeddedEngine:
         """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
         await self._loop.call(partial(self._steps.commit, stamp))
 
+    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        """See ``seams.Resettable``. Raises: RuntimeError while not paused."""
+        return await self._loop.call(partial(self._steps.reset, skipped))
+
     async def read_weight(self, name: str, rows: int) -> torch.Tensor:
         """See ``seams.Inspector``. Raises: KeyError."""
         return await self._loop.call(partial(self._steps.read, name, rows))

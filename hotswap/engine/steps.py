@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hotswap.engine.gate import GateState
@@ -66,6 +68,11 @@ class EngineSteps:
         written, self._written = self._written, None
         if isinstance(written, ModelPlan) and written.eos_token_ids is not None:
             self.eos = written.eos_token_ids
+
+    def reset(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        """Fill weights with noise; which. Raises: RuntimeError while not paused."""
+        self._check_paused("reset")
+        return self._target.reset(skipped)
 
     def read(self, name: str, rows: int) -> torch.Tensor:
         """First rows of a weight, a copy on the CPU. Raises: KeyError."""

@@ -109,6 +109,14 @@ class Commands(Protocol):
         """Drop cached prefixes; how many went."""
         ...
 
+    def relabel(self, version: str, *, abort: bool = False) -> Awaitable[int]:
+        """Another version for the same weights; how many requests were aborted."""
+        ...
+
+    def reset(self, *, skipped: Sequence[str] = ()) -> Awaitable[tuple[str, ...]]:
+        """Overwrite the weights with noise; which."""
+        ...
+
     def update(self, update: Update) -> Awaitable[UpdateReport]:
         """Change the weights."""
         ...

@@ -12,7 +12,7 @@ __all__ = ["Spans", "VersionSpan", "spans_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Output tokens ``[start, end)`` came from the weights of one commit."""
+    """Output tokens ``[start, end)`` came from the weights of one commit, under one label."""
 
     version: str | None
     weight_epoch: int
@@ -33,8 +33,8 @@ class Spans:
         return f"<Spans {len(self.all())} over {self._end} tokens>"
 
     def add(self, stamp: WeightStamp) -> None:
-        """Note one more token. Tokens of one epoch that follow each other share a span."""
-        if self._stamp is not None and stamp.epoch != self._stamp.epoch:
+        """Note one more token. Neighbours of one epoch and version share a span."""
+        if self._stamp is not None and _label(stamp) != _label(self._stamp):
             self._closed.append(self._open_span(self._stamp))
             self._start = self._end
         self._stamp = stamp
@@ -50,6 +50,11 @@ class Spans:
         return VersionSpan(
             version=stamp.version, weight_epoch=stamp.epoch, start=self._start, end=self._end
         )
+
+
+def _label(stamp: WeightStamp) -> tuple[int, str | None]:
+    # A version can change without a commit: the weights were given another name.
+    return stamp.epoch, stamp.version
 
 
 def spans_of(stamps: Iterable[WeightStamp]) -> list[VersionSpan]:

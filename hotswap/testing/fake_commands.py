@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -106,6 +107,18 @@ class FakeCommands:
         report = replace(_REPORT, stamp=self.stamp, load_mode=update.mode)
         self.last_update = report
         return report
+
+    async def relabel(self, version: str, *, abort: bool = False) -> int:
+        """Another label for the same weights; two requests were aborted, if any."""
+        await self._run(f"relabel {version}{' abort' if abort else ''}")
+        self.stamp = replace(self.stamp, version=version)
+        return 2 if abort else 0
+
+    async def reset(self, *, skipped: Sequence[str] = ()) -> tuple[str, ...]:
+        """One weight."""
+        await self._run(f"reset {list(skipped)}")
+        self._command(Command.RESET)
+        return ("embed.weight",)
 
     async def _run(self, call: str) -> None:
         self.calls.append(call)

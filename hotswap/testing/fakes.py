@@ -8,7 +8,7 @@ through one :class:`Steps`, where a test may cancel.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -231,6 +231,17 @@ class FakeEngine:
         assert not self.forward, "committed while forward passes run"
         await self.steps.step("commit")
         self.stamp = stamp
+
+    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        """Fill with -1; a scripted failure of ``tensor`` comes between two."""
+        self.calls.append("reset")
+        assert not self.forward, "weights reset while forward passes run"
+        await self.steps.step("reset")
+        names = [name for name in self.weights if not any(part in name for part in skipped)]
+        for name in names:
+            self.steps.failure("tensor")
+            self.weights[name].fill_(-1.0)
+        return tuple(names)
 
 
 class FakeStage:

@@ -16,6 +16,7 @@ from hotswap.types import Bucket, Manifest, Payload, Scope
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
 from hotswap.weights.mapping import FusedRule
+from hotswap.weights.noise import fill_with_noise
 from hotswap.weights.pieces import Job, spec_of
 from hotswap.weights.plan import TargetPlan, make_plan
 from hotswap.weights.runs import bucket_jobs
@@ -133,6 +134,23 @@ class WeightTarget:
             for hook in self._post_load:
                 hook()
         self._unfinished = False
+
+    def reset(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        """Fill with noise what a full update fills; the canonical live names.
+
+        Weights that have one of ``skipped`` in a name of theirs stay as they are.
+        """
+        spoilt = [
+            region
+            for region in self._survey().regions
+            if region.refusal is None
+            and not any(part in name for name in region.names for part in skipped)
+        ]
+        self._unfinished = True
+        for region in spoilt:
+            live = region.tensor.detach()
+            fill_with_noise(live if region.true_rows is None else live[: region.true_rows])
+        return tuple(region.name for region in spoilt)
 
     def read(self, name: str, rows: int) -> torch.Tensor:
         """First ``rows`` of dimension 0 of a weight: a CPU copy, float32 or integer.

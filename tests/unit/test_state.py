@@ -42,6 +42,8 @@ LEGAL = {
     C.SWAP: {S.SERVING},
     C.SLEEP: {S.SERVING, S.PAUSED, S.SLEEPING, S.INVALID},
     C.WAKE: {S.SLEEPING},
+    C.RELABEL: {S.SERVING, S.PAUSED},
+    C.RESET: {S.SERVING, S.PAUSED, S.SLEEPING, S.INVALID},
 }
 """The design's table, written a second time."""
 
@@ -53,8 +55,10 @@ DURING = {
     C.SWAP: Activity.UPDATING,
     C.SLEEP: Activity.UPDATING,
     C.WAKE: Activity.UPDATING,
+    C.RELABEL: Activity.UPDATING,
+    C.RESET: Activity.UPDATING,
 }
-TOUCHING = {C.UPDATE, C.SWAP, C.SLEEP, C.WAKE}
+TOUCHING = {C.UPDATE, C.SWAP, C.SLEEP, C.WAKE, C.RESET}
 
 
 def expected_refusal(facts: Facts, command: Command, now: Situation) -> type[CommandError] | None:
@@ -63,21 +67,22 @@ def expected_refusal(facts: Facts, command: Command, now: Situation) -> type[Com
         return IllegalCommand
     if command is C.FLUSH and now.holding_kv:
         return InFlight
-    if command is C.SWAP and now.in_flight and not now.pauses_itself:
+    beside = command is C.SWAP or (command is C.RESET and state_of(facts) is S.SERVING)
+    if beside and now.in_flight and not (command is C.SWAP and now.pauses_itself):
         return InFlight
-    if command is C.UPDATE:
+    if command in (C.UPDATE, C.RESET):
         if facts.weights in (Weights.RELEASED, Weights.RELEASED_TORN):
             return IllegalCommand
-        if facts.weights is not Weights.WHOLE and not now.full_coverage:
+        if command is C.UPDATE and facts.weights is not Weights.WHOLE and not now.full_coverage:
             return IllegalCommand
     return None
 
 
 def expected_after(facts: Facts, command: Command, outcome: Outcome, now: Situation) -> Facts:
     """The design's success and failure columns, written a second time."""
-    if outcome is Outcome.TORN:
+    if outcome is Outcome.TORN or (command is C.RESET and outcome is Outcome.DONE):
         return replace(facts, weights=Weights.TORN)
-    if outcome is Outcome.UNDONE or command is C.FLUSH:
+    if outcome is Outcome.UNDONE or command in (C.FLUSH, C.RELABEL):
         return facts
     if command is C.PAUSE:
         return replace(facts, gate=now.mode)
@@ -268,7 +273,7 @@ def test_forward_passes_never_run_on_weights_that_are_not_whole(
         if outcome is Outcome.TORN and command not in TOUCHING:
             outcome = Outcome.UNDONE
         machine.finish(outcome, now)
-        if outcome is Outcome.TORN:
+        if outcome is Outcome.TORN or (command is C.RESET and outcome is Outcome.DONE):
             live = False
         elif outcome is Outcome.DONE and command in (C.UPDATE, C.SWAP):
             live = live or now.full_coverage

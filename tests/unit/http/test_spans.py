@@ -25,6 +25,15 @@ def test_tokens_of_one_epoch_share_a_span() -> None:
     ]
 
 
+def test_another_label_of_the_same_epoch_is_another_span() -> None:
+    old, new = WeightStamp(version="a", epoch=1), WeightStamp(version="b", epoch=1)
+
+    assert spans_of([old, new, new]) == [
+        VersionSpan(version="a", weight_epoch=1, start=0, end=1),
+        VersionSpan(version="b", weight_epoch=1, start=1, end=3),
+    ]
+
+
 def test_a_label_that_is_used_again_is_another_span() -> None:
     first, second = WeightStamp(version="a", epoch=1), WeightStamp(version="a", epoch=2)
 
