@@ -14,10 +14,12 @@ from starlette.routing import BaseRoute
 
 from hotswap.http import control, native, status, weights
 from hotswap.http.envelope import ErrorEnvelope, error_reply
+from hotswap.http.events import Events
 from hotswap.http.gate import Gate
 from hotswap.http.generation import Generate
 from hotswap.http.half_sent import HalfSent
 from hotswap.http.keys import Keys
+from hotswap.http.metrics import CountResponses, metrics
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
@@ -74,6 +76,9 @@ def core_routes() -> list[KindedRoute]:
         KindedRoute("/model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/get_model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/hotswap/v1/state", native.state, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/hotswap/v1/events", Events(), kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/metrics", metrics, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute("/metrics/prometheus", metrics, kind=Kind.OPEN, methods=["GET"]),
     ]
 
 
@@ -94,8 +99,9 @@ def create_app(
 ) -> Starlette:
     """An ASGI app for one engine; it can be mounted under a prefix in another app.
 
-    ``app.state.served`` is what its routes talk to; close
-    ``app.state.served.requests`` to abort what is in flight before a shutdown.
+    ``app.state.served`` is what its routes talk to; call its ``begin_shutdown`` to
+    abort what is in flight before a shutdown, and ``end_shutdown`` once nothing happens
+    any more.
     """
     served = Served(
         commands=commands,
@@ -108,6 +114,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
+            Middleware(CountResponses, responses=served.observation.responses),
             Middleware(ErrorEnvelope, dialect=served.dialect),
             Middleware(HalfSent, requests=served.requests),
             Middleware(

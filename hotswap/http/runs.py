@@ -47,7 +47,9 @@ async def submit_all(
             generations.append(AbortedGeneration(serving.commands.stamp))
             continue
         try:
-            ticket.generation = engine.submit(request)
+            ticket.generation = serving.observation.requests.watch(
+                engine.submit(request), prompt_tokens=len(request.input_ids)
+            )
         except ValueError as error:
             where = f"prompt {number}: " if len(runs) > 1 else ""
             raise RequestInvalid(f"{where}{error}") from error

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import anyio
 from starlette.requests import Request
 
+from hotswap.attempt import UpdateNews
 from hotswap.http.dialect import Dialect, dialect_of
 from hotswap.http.in_flight import InFlightRequests
+from hotswap.http.observation import Observation
 from hotswap.plugins import Plugins
 from hotswap.seams import Engine
 from hotswap.settings import Settings
@@ -93,6 +95,10 @@ class Commands(Protocol):
         """Where generation requests wait or are refused."""
         ...
 
+    def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
+        """Call ``observer`` at every step of every update."""
+        ...
+
     def not_ready_reasons(self) -> list[str]:
         """Why generation is not possible now; empty when it is."""
         ...
@@ -146,8 +152,8 @@ def caches_of(engine: Engine) -> object:
     return getattr(engine, "cache_stats", None)
 
 
-def _encoders() -> anyio.CapacityLimiter:
-    # Encoding long texts must not take the cores, nor every worker thread.
+def _one_thread() -> anyio.CapacityLimiter:
+    # Encoding long texts must not take the cores, nor every worker thread; nor must scrapes.
     return anyio.CapacityLimiter(1)
 
 
@@ -155,7 +161,8 @@ def _encoders() -> anyio.CapacityLimiter:
 class Served:
     """Everything that a route needs, for one app.
 
-    ``encoders`` bounds how many threads turn long texts into tokens.
+    ``encoders`` bounds how many threads turn long texts into tokens, ``scrapers`` how many
+    collect metrics.
     """
 
     commands: Commands
@@ -164,13 +171,16 @@ class Served:
     plugins: Plugins = field(default_factory=Plugins)
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)
-    encoders: anyio.CapacityLimiter = field(default_factory=_encoders)
+    encoders: anyio.CapacityLimiter = field(default_factory=_one_thread)
+    scrapers: anyio.CapacityLimiter = field(default_factory=_one_thread)
     dialect: Dialect = field(init=False)
+    observation: Observation = field(init=False)
     _source: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.dialect = dialect_of(self.settings)
         self._source = (-1, self.settings.model or "")
+        self.observation = Observation(self)
 
     @property
     def model_path(self) -> str:
@@ -180,6 +190,15 @@ class Served:
     def note_source(self, epoch: int, path: str) -> None:
         """Remember where the weights of ``epoch`` came from; the newest epoch wins."""
         self._source = max(self._source, (epoch, path))
+
+    def begin_shutdown(self) -> int:
+        """Take no request any more and abort those in flight; how many. Idempotent."""
+        self.observation.begin_shutdown()
+        return self.requests.close()
+
+    def end_shutdown(self) -> None:
+        """Let the readers of events end: nothing happens any more. Idempotent."""
+        self.observation.events.close()
 
     @property
     def engine_alive(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
 
+from hotswap.attempt import UpdateNews
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
 
@@ -71,6 +72,11 @@ class FakeCommands:
     received: list[Update] = field(default_factory=list)
     updates: list[dict[str, object]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    observers: list[Callable[[UpdateNews], None]] = field(default_factory=list)
+
+    def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
+        """Remember ``observer``, for the test to call."""
+        self.observers.append(observer)
 
     def not_ready_reasons(self) -> list[str]:
         """What the test set."""

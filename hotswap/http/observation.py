@@ -1,0 +1,94 @@
+"""What a server shows of itself while it runs: metrics and events of one app.
+
+State changes come from ``machine.observe`` and steps of updates from
+``observe_updates``; nothing else in here looks for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hotswap.events import EventLog, publish_change, publish_update
+from hotswap.metrics import (
+    Exposition,
+    RequestMetrics,
+    ResponseMetrics,
+    ServerGauges,
+    UpdateMetrics,
+)
+from hotswap.state import State
+from hotswap.types import InFlightCounts, WeightStamp
+
+if TYPE_CHECKING:
+    from hotswap.http.served import Served
+
+__all__ = ["Observation"]
+
+
+class Observation:
+    """Metrics and events of one app. ``exposition.register`` is where plug-ins add theirs."""
+
+    def __init__(self, served: Served) -> None:
+        self.exposition = Exposition()
+        self.events = EventLog()
+        registry = self.exposition.registry
+        self.requests = RequestMetrics(registry)
+        self.responses = ResponseMetrics(registry)
+        updates = UpdateMetrics(registry)
+        registry.register(ServerGauges(_Live(served, self.events)))
+        machine = served.commands.machine
+        machine.observe(updates.note_change)
+        machine.observe(partial(publish_change, self.events))
+        served.commands.observe_updates(updates.note_update)
+        served.commands.observe_updates(partial(publish_update, self.events))
+
+    def __repr__(self) -> str:
+        return f"<Observation {self.events!r}>"
+
+    def begin_shutdown(self) -> None:
+        """Tell watchers; from now on an abort is the shutdown's."""
+        if not self.requests.closing:
+            self.requests.closing = True
+            self.events.publish("shutting_down", {})
+
+
+class _Live:
+    """What the gauges read, of one app."""
+
+    def __init__(self, served: Served, events: EventLog) -> None:
+        self._served = served
+        self._events = events
+
+    @property
+    def state(self) -> State:
+        return self._served.commands.machine.state
+
+    @property
+    def stamp(self) -> WeightStamp:
+        return self._served.commands.stamp
+
+    @property
+    def in_flight(self) -> InFlightCounts:
+        return self._served.engine.in_flight
+
+    @property
+    def numbers(self) -> Iterator[tuple[str, str, float]]:
+        served = self._served
+        yield (
+            "hotswap_http_generation_requests",
+            "Generation requests between their arrival and their last byte.",
+            len(served.requests),
+        )
+        yield (
+            "hotswap_updates_in_progress",
+            "Updates that are not over.",
+            len(served.commands.updates),
+        )
+        yield "hotswap_event_readers", "Readers of events.", self._events.readers
+        yield "hotswap_engine_alive", "1 while forward passes are possible.", served.engine_alive
+        cache = getattr(served.engine, "cache_stats", None)
+        if cache is not None:
+            yield "hotswap_prefix_cache_entries", "Cached prefixes.", cache.entries
+            yield "hotswap_prefix_cache_bytes", "Bytes of cached prefixes.", cache.size_bytes

@@ -1,0 +1,159 @@
+"""``/metrics``: always answered, whatever the server or a plug-in is doing."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from hotswap.state import Command, Machine, Outcome, Situation
+from hotswap.testing.asgi_call import AsgiCall
+from hotswap.types import PauseMode
+from tests.markdown_blocks import ROOT
+from tests.unit.http.conftest import Serving
+
+
+async def scraped(serving: Serving, path: str = "/metrics") -> dict[str, float]:
+    reply = await serving.client.get(path)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return {
+        f"{sample.name}{sorted(sample.labels.items()) or ''}": sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+async def test_both_paths_say_the_same(serving: Serving) -> None:
+    first, second = await scraped(serving), await scraped(serving, "/metrics/prometheus")
+    differ = {name for name in first | second if first.get(name) != second.get(name)}
+    assert all("hotswap_http_responses_total" in name for name in differ), differ
+    assert first["hotswap_state[('state', 'serving')]"] == 1
+    assert first["hotswap_engine_alive"] == 1
+
+
+async def test_generation_is_counted(serving: Serving) -> None:
+    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
+    reply = await serving.client.post("/generate", json=body)
+    tokens = reply.json()["meta_info"]["completion_tokens"]
+
+    now = await scraped(serving)
+
+    assert now["hotswap_prompt_tokens_total"] == 3
+    assert now["hotswap_output_tokens_total"] == tokens > 0
+    assert sum(v for k, v in now.items() if k.startswith("hotswap_requests_total")) == 1
+    assert now["hotswap_http_generation_requests"] == 0
+
+
+@pytest.mark.parametrize("command", [Command.UPDATE, Command.FLUSH, Command.SLEEP])
+async def test_a_scrape_waits_for_no_command(serving: Serving, command: Command) -> None:
+    machine: Machine = serving.commands.machine
+    now = Situation(mode=PauseMode.ABORT, releases=frozenset({"weights"}))
+    machine.begin(Command.PAUSE, now)
+    machine.finish(Outcome.DONE, now)
+    machine.begin(command, now)
+    during = await scraped(serving)
+    assert during[f"hotswap_state[('state', '{machine.state}')]"] == 1
+    assert during["hotswap_state[('state', 'serving')]"] == 0
+    machine.finish(Outcome.DONE, now)
+    assert (await scraped(serving))["hotswap_state[('state', 'updating')]"] == 0
+
+
+async def test_a_scrape_while_invalid_and_while_shutting_down(serving: Serving) -> None:
+    machine, now = serving.commands.machine, Situation(pauses_itself=True)
+    machine.begin(Command.SWAP, now)
+    machine.finish(Outcome.TORN, now)
+    assert (await scraped(serving))["hotswap_state[('state', 'invalid')]"] == 1
+    serving.app.state.served.begin_shutdown()
+    async with AsgiCall(serving.app, "GET", "/metrics") as call:
+        start, body = await call.next_message(), await call.next_message()
+    assert start["status"] == 200
+    assert b'hotswap_state{state="invalid"} 1.0' in body["body"]
+
+
+async def test_responses_are_counted_by_template_and_never_by_path(serving: Serving) -> None:
+    await serving.client.get("/health")
+    await serving.client.get("/health?x=1")
+    await serving.client.post("/generate", content=b"{")
+    for number in range(20):
+        await serving.client.get(f"/nothing/{number}")
+
+    now = {name: v for name, v in (await scraped(serving)).items() if "responses" in name}
+
+    def key(route: str, method: str, status: int) -> str:
+        labels = [("method", method), ("route", route), ("status", str(status))]
+        return f"hotswap_http_responses_total{labels}"
+
+    assert now == {
+        key("/health", "GET", 200): 2,
+        key("/generate", "POST", 400): 1,
+        key("unmatched", "GET", 404): 20,
+    }
+
+
+async def test_a_request_that_the_gate_refuses_is_counted(serve: Callable[..., Serving]) -> None:
+    serving = serve(allow_weight_update=False)
+    await serving.client.post("/pause_generation")
+    now = await scraped(serving)
+    labels = [("method", "POST"), ("route", "/pause_generation"), ("status", "403")]
+    assert now[f"hotswap_http_responses_total{labels}"] == 1
+
+
+class Slow(Collector):
+    """A plug-in's collector that waits for something."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def collect(self) -> Iterator[Metric]:
+        self.reached.set()
+        assert self.go_on.wait(30)
+        yield GaugeMetricFamily("slow", "Slow.", value=1)
+
+
+async def test_a_slow_collector_blocks_the_scrape_and_nothing_else(serving: Serving) -> None:
+    slow = Slow()
+    serving.app.state.served.observation.exposition.register(slow)
+    seen: dict[str, float] = {}
+
+    async def scrape() -> None:
+        seen.update(await scraped(serving))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scrape)
+        assert await anyio.to_thread.run_sync(slow.reached.wait, 30)
+        assert (await serving.client.get("/health")).status_code == 200
+        assert not seen
+        slow.go_on.set()
+    assert seen["slow"] == 1
+
+
+async def test_a_collector_that_never_ends_gets_503(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotswap.http.metrics._SCRAPE_S", 0.05)
+    slow = Slow()
+    serving.app.state.served.observation.exposition.register(slow)
+    try:
+        for _ in range(2):
+            reply = await serving.client.get("/metrics")
+            assert reply.status_code == 503
+            assert "a plug-in's collector is slow" in reply.text
+    finally:
+        slow.go_on.set()
+
+
+async def test_every_metric_is_documented_and_none_besides(serving: Serving) -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(hotswap_\w+)`", page))
+    text = (await serving.client.get("/metrics")).text
+    shown = {
+        family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        for family in text_string_to_metric_families(text)
+    }
+    cache = {"hotswap_prefix_cache_entries", "hotswap_prefix_cache_bytes"}
+    assert documented == shown | cache
