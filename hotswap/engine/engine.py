@@ -65,6 +65,7 @@ class EmbeddedEngine:
         max_total_tokens: int | None = None,
         mem_fraction_static: float = 0.5,
         prefix_cache_bytes: int | None = None,
+        max_unread_chunks: int = 1024,
         stamp: WeightStamp | None = None,
         path: Path | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class EmbeddedEngine:
         ``max_total_tokens`` (None: nothing else) and the fraction of the memory that is
         free now bound the tokens whose keys and values are held. ``prefix_cache_bytes``
         of them, None for the default of the device, may be of texts that have ended.
+        A request stands still while ``max_unread_chunks`` of it wait to be read.
         """
         config = loaded.model.config
         self._target = loaded.target
@@ -124,6 +126,7 @@ class EmbeddedEngine:
             loop=self._loop,
             ledger=self._ledger,
             codec=codec,
+            max_unread=max_unread_chunks,
             max_tokens=min(config.max_context, self._room.total),
             eos=lambda: self._steps.eos,
         )
@@ -224,6 +227,7 @@ class EmbeddedEngine:
         return EngineLoad(
             running=counts.running,
             waiting=counts.waiting,
+            stalled=self._scheduler.num_stalled,
             max_running=self._max_running,
             max_queued=self._max_queued,
             kv_tokens_used=self._room.used,

@@ -1,4 +1,8 @@
-"""The consumer's end of a request: chunks cross from the engine's thread to the loop's."""
+"""The consumer's end of a request: chunks cross from the engine's thread to the loop's.
+
+Rule: a request whose consumer is too far behind stands still until half of what waits
+has been read. So what waits is bounded, and whoever reads nothing stops nobody else.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,29 @@ __all__ = ["EmbeddedGeneration", "Outbox"]
 
 
 class EmbeddedGeneration:
-    """A request inside the engine; satisfies ``Generation``. Event-loop thread only.
+    """A request inside the engine; satisfies ``Generation``.
 
-    Chunks wait here as long as nobody reads them; ``max_new_tokens`` bounds them.
+    Event-loop thread only, but for ``sent`` and ``stall``, which are the engine's.
     """
 
     def __init__(
-        self, rid: str, *, loop: asyncio.AbstractEventLoop, abort: Callable[[], object]
+        self,
+        rid: str,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        abort: Callable[[], object],
+        go_on: Callable[[], object],
+        max_unread: int,
     ) -> None:
+        """``go_on`` is called when a request that stands still may go on."""
         self.rid = rid
         self.loop = loop
         self._abort = abort
+        self._go_on = go_on
+        self._max_unread = max_unread
+        # Each is written by one thread only.
+        self._sent = self._read = 0
+        self._is_stalled = False
         self._chunks: deque[TokenChunk] = deque()
         self._arrived = anyio.Event()
         self._is_over = False
@@ -42,12 +58,35 @@ class EmbeddedGeneration:
                 raise StopAsyncIteration
             self._arrived = anyio.Event()
             await self._arrived.wait()
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        self._read += 1
+        if self._is_stalled and self._has_caught_up:
+            self._is_stalled = False
+            self._go_on()
+        return chunk
 
     def abort(self) -> None:
         """Ask for the end; a no-op once it has come."""
         if not self._is_over:
             self._abort()
+
+    @property
+    def _has_caught_up(self) -> bool:
+        return self._sent - self._read <= self._max_unread // 2
+
+    def sent(self) -> bool:
+        """Count a chunk that is on its way; whether there is room for another."""
+        self._sent += 1
+        return self._sent - self._read < self._max_unread
+
+    def stall(self) -> bool:
+        """The engine stands still until ``go_on``; false when that is not needed any more."""
+        # In this order, as the consumer reads meanwhile: either it sees that the engine
+        # stands still, or the engine sees what it has read.
+        self._is_stalled = True
+        if self._has_caught_up:
+            self._is_stalled = False
+        return self._is_stalled
 
     def deliver(self, chunk: TokenChunk) -> None:
         """Append a chunk. Nothing comes after one with a finish reason."""

@@ -35,12 +35,14 @@ class Intake:
         ledger: InFlightLedger,
         codec: TextCodec | None,
         max_tokens: int,
+        max_unread: int,
         eos: Callable[[], frozenset[int]],
     ) -> None:
         """``eos`` says which tokens end a text that is asked for now.
 
         ``max_tokens`` bounds a text, prompt and output: what the context holds, or what
-        there is memory for.
+        there is memory for. ``max_unread`` bounds the chunks of a request that wait to be
+        read.
         """
         self._config = config
         self._scheduler = scheduler
@@ -48,6 +50,7 @@ class Intake:
         self._ledger = ledger
         self._codec = codec
         self._max_tokens = max_tokens
+        self._max_unread = max_unread
         self._eos = eos
 
     def __repr__(self) -> str:
@@ -115,7 +118,9 @@ class Intake:
         generation = EmbeddedGeneration(
             asked.rid,
             loop=asyncio.get_running_loop(),
-            abort=lambda: self._abort(request),
+            abort=lambda: self._post(partial(self._scheduler.abort, request)),
+            go_on=lambda: self._post(partial(self._scheduler.go_on, request)),
+            max_unread=self._max_unread,
         )
         tokens, wanted = list(asked.input_ids), asked.logprobs
         stop_rule = StopRule(
@@ -139,10 +144,10 @@ class Intake:
         )
         return request
 
-    def _abort(self, request: Request) -> None:
+    def _post(self, work: Callable[[], None]) -> None:
         # A thread that has ended has ended the request with it.
         with suppress(RuntimeError):
-            self._loop.post(partial(self._scheduler.abort, request))
+            self._loop.post(work)
 
     def _end_if_lost(self, request: Request, added: Future[None]) -> None:
         """Called on any thread. The engine ended before it saw the request: end it here."""

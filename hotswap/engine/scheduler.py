@@ -68,6 +68,8 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._running: list[Request] = []
         self._waiting: deque[Request] = deque()
+        # Their consumers are behind: they wait for those, without keys and values.
+        self._stalled: set[Request] = set()
         # Set when memory ran out: nothing starts until a running request has ended.
         self._is_crowded = False
         self._last_pass_end = time.perf_counter()
@@ -94,16 +96,33 @@ class Scheduler:
 
     def abort(self, request: Request) -> None:
         """End a request with what it has; a no-op once it is over."""
+        if request.is_over:
+            return
+        # Who aborts a text often sends it again, with what it has got so far.
+        with self._on_its_own(request, "keeping what it has computed"):
+            self._reuse.remember(request)
         if not request.is_over:
             self._end(request, reason="abort")
-            self._settle()
+        self._settle()
 
     def end_all(self, reason: str) -> int:
         """End every request with what it has; how many."""
-        requests = [*self._running, *self._waiting]
+        requests = [*self._running, *self._waiting, *self._stalled]
         for request in requests:
             self._end(request, reason=reason)
         return len(requests)
+
+    def go_on(self, request: Request) -> None:
+        """The consumer of a request has caught up; a no-op unless the request stood still."""
+        if request in self._stalled:
+            self._stalled.remove(request)
+            owed = sum(waiting.is_owed for waiting in self._waiting)
+            self._waiting.insert(owed, request)
+
+    @property
+    def num_stalled(self) -> int:
+        """Requests that wait for their consumers. Any thread."""
+        return len(self._stalled)
 
     # --- commands
 
@@ -207,7 +226,7 @@ class Scheduler:
     def _make_room(self) -> None:
         """Have those that started last give way until all that run have room."""
         while self._room.free(self._running) < 0 and len(self._running) > 1:
-            request = self._running.pop()
+            request = self._running[-1]
             _log.info("request %s gives way: its keys and values have no room", request.rid)
             self._park(request)
             request.is_owed = self._is_crowded = True
@@ -287,29 +306,41 @@ class Scheduler:
             return
         if request.stop_rule.wants_none:
             finish: Finish | None = Finish(reason="length")
-            self._send(request, None, finish)
+            has_room = self._send(request, None, finish)
         else:
             request.tokens.append(token)
             self.tally.generated_tokens += 1
             finish = request.stop_rule.push(token)
-            self._send(request, token, finish, score=score)
+            has_room = self._send(request, token, finish, score=score)
         if finish is not None:
             self._reuse.remember(request)
             self._drop(request)
+        elif not has_room and request.generation.stall():
+            self._stall(request)
+
+    def _stall(self, request: Request) -> None:
+        """Set a request aside; what it has computed may be in the prefix cache when it goes on."""
+        self._reuse.remember(request)
+        self._suspend(request)
+        self._stalled.add(request)
 
     # --- ends
 
     def _retract_all(self) -> None:
         while self._running:
-            self._park(self._running.pop())
-        self._is_crowded = False
+            self._park(self._running[-1])
 
     def _park(self, request: Request) -> None:
         """Put a request that ran back to the front of those that wait."""
+        self._suspend(request)
+        self._waiting.appendleft(request)
+
+    def _suspend(self, request: Request) -> None:
         request.stop()
+        self._running.remove(request)
+        self._is_crowded = False
         self.tally.retractions += 1
         self._ledger.park()
-        self._waiting.appendleft(request)
 
     def _end(self, request: Request, *, reason: str) -> None:
         self._send(request, None, Finish(reason=reason))
@@ -320,6 +351,8 @@ class Scheduler:
         if was_running:
             self._running.remove(request)
             self._is_crowded = False
+        elif request in self._stalled:
+            self._stalled.remove(request)
         else:
             self._waiting.remove(request)
         request.holding = None
@@ -338,7 +371,8 @@ class Scheduler:
         finish: Finish | None,
         *,
         score: TokenLogprob | None = None,
-    ) -> None:
+    ) -> bool:
+        """Put a chunk out; whether the consumer is near enough for another."""
         chunk = TokenChunk(
             token_id=token,
             stamp=self.stamp,
@@ -350,3 +384,4 @@ class Scheduler:
             input_logprobs=() if request.input_scores is None else request.input_scores.deliver(),
         )
         self.outbox.put(request.generation, chunk)
+        return request.generation.sent()
