@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hotswap.engine.batch import Batch, Segment
+from hotswap.engine.attention import TextAttention
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.linear import Linear, empty_parameter
 from hotswap.engine.rope import rotate
@@ -15,7 +15,7 @@ __all__ = ["Attention", "DecoderLayer", "Mlp", "RmsNorm"]
 
 
 class RmsNorm(nn.Module):
-    """Root mean square norm over the last dimension, in float32, scaled in the model's dtype."""
+    """Root mean square norm over the last dimension, in float32, then scaled as it came in."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class RmsNorm(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Any leading dimensions."""
         wide = inputs.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
+        scale = wide.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
         return self.weight * (wide * scale).to(inputs.dtype)
 
 
@@ -39,18 +39,19 @@ class Attention(nn.Module):
         self._layer = layer
         self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
         self._head_dim = config.head_dim
-        self._sizes = [
-            count * config.head_dim for count in (self._heads, self._kv_heads, self._kv_heads)
-        ]
         self.qkv_proj = Linear(
             config.hidden_size,
-            sum(self._sizes),
+            (self._heads + 2 * self._kv_heads) * config.head_dim,
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
         self.o_proj = Linear(
-            self._sizes[0], config.hidden_size, bias=config.o_bias, dtype=dtype, device=device
+            self._heads * config.head_dim,
+            config.hidden_size,
+            bias=config.o_bias,
+            dtype=dtype,
+            device=device,
         )
         self.q_norm = self.k_norm = None
         if config.qk_norm:
@@ -59,41 +60,21 @@ class Attention(nn.Module):
             self.k_norm = RmsNorm(config.head_dim, eps, dtype=dtype, device=device)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: Batch
+        self,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        attention: TextAttention,
     ) -> torch.Tensor:
         """``[tokens x hidden]`` to the same; stores the new keys and values."""
-        fused = self.qkv_proj(hidden).split(self._sizes, dim=-1)
-        queries, keys, values = (part.reshape(part.shape[0], -1, self._head_dim) for part in fused)
+        fused = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
+        turning, values = fused.tensor_split((self._heads + self._kv_heads,), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
-        seen = torch.empty_like(queries)
-        for segment in batch.segments:
-            rows = slice(segment.start, segment.stop)
-            segment.kv.store(self._layer, keys[rows].transpose(0, 1), values[rows].transpose(0, 1))
-            seen[rows] = self._attend(queries[rows], segment)
+            queries, keys = turning.tensor_split((self._heads,), dim=1)
+            turning = torch.cat((self.q_norm(queries), self.k_norm(keys)), dim=1)
+        queries, keys = rotate(turning, *rotation).tensor_split((self._heads,), dim=1)
+        seen = attention.attend(self._layer, queries, torch.cat((keys, values), dim=1))
         mixed: torch.Tensor = self.o_proj(seen.flatten(-2))
         return mixed
-
-    def _attend(self, queries: torch.Tensor, segment: Segment) -> torch.Tensor:
-        """``[new x heads x head_dim]`` to the same."""
-        keys, values = segment.kv.layer(self._layer, segment.total)
-        new = queries.shape[0]
-        if new == 1:
-            # The query heads of a group are rows of one small product: no copy of K and V.
-            grouped = queries.view(1, self._kv_heads, -1, self._head_dim)
-            seen = functional.scaled_dot_product_attention(grouped, keys[None], values[None])
-            return seen.reshape(1, self._heads, self._head_dim)
-        group = self._heads // self._kv_heads
-        shape = (self._kv_heads, group, segment.total, self._head_dim)
-        seen = functional.scaled_dot_product_attention(
-            queries.transpose(0, 1).reshape(self._kv_heads, group, new, self._head_dim),
-            keys[:, None].expand(shape),
-            values[:, None].expand(shape),
-            attn_mask=segment.mask,
-            is_causal=segment.mask is None,
-        )
-        return seen.flatten(0, 1).transpose(0, 1)
 
 
 class Mlp(nn.Module):
@@ -110,7 +91,7 @@ class Mlp(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[tokens x hidden]`` to the same."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        down: torch.Tensor = self.down_proj(functional.silu(gate) * up)
+        down: torch.Tensor = self.down_proj(functional.silu(gate).mul_(up))
         return down
 
 
@@ -128,10 +109,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(size, eps, dtype=dtype, device=device)
 
     def forward(
-        self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: Batch
+        self,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        attention: TextAttention,
     ) -> torch.Tensor:
         """``[tokens x hidden]`` to the same."""
-        attended: torch.Tensor = self.self_attn(self.input_layernorm(hidden), rotation, batch)
+        attended: torch.Tensor = self.self_attn(self.input_layernorm(hidden), rotation, attention)
         hidden = hidden + attended
         transformed: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + transformed

@@ -1,9 +1,9 @@
 """Linear layers that start empty, and a bfloat16 product for CPUs without bfloat16.
 
 Without AVX-512 torch multiplies bfloat16 matrices about five times slower than
-float32 ones (a few vectors excepted). There the weight is widened a block at a time
-into a small float32 scratch: the same sums in float32, rounded once. The live
-bfloat16 parameter stays the only copy of the weight.
+float32 ones (a few vectors excepted). There activations are float32, and a weight is
+widened a block at a time into a small float32 scratch. The live bfloat16 parameter
+stays the only copy of the weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Linear", "empty_parameter", "linear"]
+__all__ = ["Linear", "empty_parameter", "is_slow", "linear"]
 
 _SCRATCH_NUMEL = 2**20
 # As measured: up to so many tokens torch's own bfloat16 product is no slower, and up to
@@ -47,35 +47,41 @@ class Linear(nn.Module):
 def linear(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``inputs`` ``[tokens x columns]`` times ``weight`` ``[rows x columns]`` transposed."""
-    if inputs.shape[0] > _NATIVE_TOKENS and _is_slow(weight):
-        return _widened(inputs, weight, bias)
-    return functional.linear(inputs, weight, bias)
+    """``inputs`` ``[tokens x columns]`` times ``weight`` ``[rows x columns]`` transposed.
+
+    In the dtype of ``inputs``: that of the weight, or float32.
+    """
+    if inputs.dtype == weight.dtype:
+        return functional.linear(inputs, weight, bias)
+    if inputs.shape[0] <= _NATIVE_TOKENS:
+        return functional.linear(inputs.to(weight.dtype), weight, bias).to(inputs.dtype)
+    return _widened(inputs, weight, bias)
 
 
-def _is_slow(weight: torch.Tensor) -> bool:
+def is_slow(values: torch.Tensor) -> bool:
+    """Whether products in the dtype of ``values`` are better done in float32, where they live."""
     return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.bfloat16, torch.float16)
+        values.device.type == "cpu"
+        and values.dtype in (torch.bfloat16, torch.float16)
         and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
     )
 
 
 def _widened(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     rows, columns = weight.shape
-    wide, wide_bias = inputs.float(), None if bias is None else bias.float()
+    wide_bias = None if bias is None else bias.float()
     step = max(1, _SCRATCH_NUMEL // columns)
     scratch = _scratch(min(step, rows) * columns)
     if rows <= step:
         block = scratch[: rows * columns].view(rows, columns)
-        return _product(wide, block.copy_(weight), wide_bias).to(weight.dtype)
-    out = torch.empty(inputs.shape[0], rows, dtype=weight.dtype)
+        return _product(inputs, block.copy_(weight), wide_bias)
+    out = torch.empty(inputs.shape[0], rows)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         block = scratch[: (stop - start) * columns].view(stop - start, columns)
         block.copy_(weight[start:stop])
         out[:, start:stop] = _product(
-            wide, block, None if wide_bias is None else wide_bias[start:stop]
+            inputs, block, None if wide_bias is None else wide_bias[start:stop]
         )
     return out
 
@@ -84,7 +90,7 @@ def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     if inputs.shape[0] <= _FEW_TOKENS:
         return functional.linear(inputs, weight, bias)
     # Tokens as columns: threads then share the rows of the weight.
-    product = torch.mm(weight, inputs.t()).t()
+    product = torch.mm(weight, inputs.t()).t().contiguous()
     return product if bias is None else product + bias
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hotswap.engine.attention import TextAttention
 from hotswap.engine.batch import Batch
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.layers import DecoderLayer, RmsNorm
-from hotswap.engine.linear import Linear, empty_parameter, linear
+from hotswap.engine.linear import Linear, empty_parameter, is_slow, linear
 from hotswap.engine.logprobs import ScoredRows
 from hotswap.engine.rope import RotaryEmbedding
 from hotswap.weights.mapping import FusedPart, FusedRule
@@ -50,6 +51,7 @@ class Decoder(nn.Module):
         self, config: ModelConfig, vocab_rows: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
         self.embed_tokens = Embedding(vocab_rows, config.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype=dtype, device=device)
@@ -59,11 +61,14 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rope, config.head_dim, device=device)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """``[tokens x hidden]``, before the last norm."""
+        """``[tokens x hidden]``, before the last norm; float32 where the model's dtype is slow."""
         hidden: torch.Tensor = self.embed_tokens(batch.tokens)
+        if is_slow(hidden):
+            hidden = hidden.float()
         rotation = self.rotary_emb(batch.positions, batch.lengths, dtype=hidden.dtype)
+        attention = TextAttention(batch.segments, heads=self._heads, kv_heads=self._kv_heads)
         for layer in self.layers:
-            hidden = layer(hidden, rotation, batch)
+            hidden = layer(hidden, rotation, attention)
         return hidden
 
 

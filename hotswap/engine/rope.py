@@ -98,16 +98,19 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, positions: torch.Tensor, lengths: torch.Tensor, *, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cos and sin, each ``[tokens x 1 x head_dim]`` in ``dtype``.
+        """Cos and sin, each ``[tokens x 1 x head_dim]`` in ``dtype``, for :func:`rotate`.
 
         ``positions`` and ``lengths`` are ``[tokens]`` int64. ``lengths`` is the
         length of the text when the token was first seen; only dynamic and long
         rope read it.
         """
         angles = positions[:, None].float() * self._frequencies(lengths)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
         scale = self._rope.attention_factor
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        return (
+            torch.cat((cos, cos), dim=-1)[:, None].to(dtype),
+            torch.cat((-sin, sin), dim=-1)[:, None].to(dtype),
+        )
 
     def _frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
         """``[1 or tokens x head_dim / 2]`` float32."""
@@ -127,7 +130,8 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate ``[tokens x heads x head_dim]``; halves of a head form the pairs."""
-    half = heads.shape[-1] // 2
-    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
-    return heads * cos + turned * sin
+    """Rotate ``[tokens x heads x head_dim]``; halves of a head form the pairs.
+
+    The first half of ``sin`` is negative, as :meth:`RotaryEmbedding.forward` gives it.
+    """
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
