@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from hotswap.http import control, native, status, weights
+from hotswap.http.body_limit import BodyLimit
 from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.events import Events
 from hotswap.http.gate import Gate
@@ -122,6 +123,7 @@ def create_app(
                 allow_weight_update=settings.allow_weight_update,
                 keys=Keys(api=settings.api_key, admin=settings.admin_api_key),
             ),
+            Middleware(BodyLimit, limit_bytes=settings.max_http_request_bytes),
         ],
         exception_handlers={HTTPException: _http_exception},
         lifespan=_lifespan,

@@ -5,7 +5,7 @@
 * unknown keys are ignored, an explicit null is a key that was not sent (so is one
   in an argument that is an object, or a list of objects);
 * numbers and booleans may come as strings. A wrong type is an error that names
-  its field.
+  its field; so is what could be read in two ways (:mod:`hotswap.http.strictness`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
-from hotswap.http.errors import ClientGone, PayloadTooLarge, RequestInvalid
+from hotswap.http.body_limit import limited
+from hotswap.http.errors import ClientGone, RequestInvalid
+from hotswap.http.strictness import refuse_repeated_keys, refuse_what_is_no_number
 
 __all__ = ["arguments", "converted", "ignored_names", "named_values", "read_body"]
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-# A client that is still sending reads no reply: swallow this much before 413.
-_DRAIN_BYTES = 64 * 1024 * 1024
 
 # The arguments themselves, and the fields of one that is an object or has some. What lies deeper
 # is a client's own, and may lie too deep to walk through.
@@ -57,34 +56,26 @@ def ignored_names(values: Mapping[str, object], known: type[msgspec.Struct]) -> 
 
 async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:
     """Every byte of the body. Raises: PayloadTooLarge past the limit, ClientGone."""
+    receive = limited(receive, limit_bytes)
     kept = bytearray()
-    seen = 0
-    while True:
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        seen += len(chunk)
-        if seen <= limit_bytes:
-            kept += chunk
-        else:
-            kept.clear()
-        if not message.get("more_body", False) or seen > _DRAIN_BYTES + limit_bytes:
-            break
-    if seen > limit_bytes:
-        raise PayloadTooLarge(
-            f"the body has more than {limit_bytes} bytes; send less, or start the server "
-            "with a larger --max-http-request-bytes"
-        )
+        kept += message.get("body", b"")
+        more = message.get("more_body", False)
     return bytes(kept)
 
 
 def converted(values: dict[str, object], wanted: type[T]) -> T:
     """``values`` as a ``wanted``. Raises: RequestInvalid naming the field."""
     try:
-        return msgspec.convert(_without_nulls(values, _NULL_LEVELS), wanted, strict=False)
+        body = msgspec.convert(_without_nulls(values, _NULL_LEVELS), wanted, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise RequestInvalid(f"invalid request: {error}") from error
+    refuse_what_is_no_number(body)
+    return body
 
 
 def _parsed(body: bytes) -> dict[str, object]:
@@ -100,6 +91,7 @@ def _parsed(body: bytes) -> dict[str, object]:
         raise RequestInvalid(
             f"the body is a JSON {type(value).__name__}, wanted an object with named fields"
         )
+    refuse_repeated_keys(body)
     return value
 
 
