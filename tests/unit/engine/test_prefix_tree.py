@@ -54,11 +54,11 @@ def test_what_is_removed_is_gone_and_the_rest_stays(texts: list[list[int]]) -> N
     for text in texts:
         if tree.longest(text)[0] < len(text):
             nodes[tuple(text)] = tree.add(text, kv_of(text))
-    for text in list(nodes):
-        tree.remove(nodes[text])
-        del nodes[text]
-        found, node = tree.longest(text)
-        assert found == max((common_length(text, other) for other in nodes), default=0)
+    for key in list(nodes):
+        tree.remove(nodes[key])
+        del nodes[key]
+        found, node = tree.longest(key)
+        assert found == max((common_length(key, other) for other in nodes), default=0)
         assert (node is None) == (found == 0)
         assert node is None or node in nodes.values()
     assert repr(tree) == "<PrefixTree 0 beginnings>"
