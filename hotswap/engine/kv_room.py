@@ -4,8 +4,8 @@ Rules:
 
 * Running requests come first, the oldest of them before all; cached prefixes have what
   is left.
-* A request starts when there is room for its text so far and one token more. What it
-  puts out after that may take the room of a younger one.
+* A request needs room for its text so far and one token more: it starts when there is
+  as much, and what it puts out after that may take the room of a younger one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KvRoom:
         return f"<KvRoom {self.used} of {self.total} tokens>"
 
     def free(self, running: Iterable[Request]) -> int:
-        """Tokens that nobody who runs needs for its text so far; negative when they outgrew it."""
+        """Tokens that nobody who runs needs; negative when they have outgrown the room."""
         return self.total - sum(_needed(request) for request in running)
 
     def count(self, running: Iterable[Request], *, cached: int) -> None:
@@ -44,8 +44,12 @@ class KvRoom:
 
     def has_room(self, running: Sequence[Request], newcomer: Request) -> bool:
         """Whether ``newcomer`` may start beside ``running``; alone it always may."""
-        return not running or self.free(running) >= KvCache.rounded(len(newcomer.tokens) + 1)
+        return not running or self.free(running) >= _text(newcomer)
 
 
 def _needed(request: Request) -> int:
-    return max(request.kv.capacity, KvCache.rounded(len(request.tokens)))
+    return max(request.kv.capacity, _text(request))
+
+
+def _text(request: Request) -> int:
+    return KvCache.rounded(len(request.tokens) + 1)
