@@ -59,8 +59,8 @@ class StopFilter:
     def __repr__(self) -> str:
         return f"<StopFilter {self.length} of {self._position} characters>"
 
-    def push(self, text: str) -> None:
-        """Take what comes next."""
+    def push(self, text: str, *, stops: bool = True) -> None:
+        """Take what comes next. Without ``stops`` a stop string that ends in it is passed over."""
         if not self._partials:
             self.length += len(text)
             return
@@ -68,9 +68,14 @@ class StopFilter:
             if self._is_over:
                 return
             self._position += 1
-            held = [partial.push(character) for partial in self._partials]
-            self._is_over = any(partial.is_whole for partial in self._partials)
-            self.length = self._position - max(held)
+            held = max(partial.push(character) for partial in self._partials)
+            whole = [partial for partial in self._partials if partial.is_whole]
+            self._is_over = stops and bool(whole)
+            if whole and not stops:
+                for partial in whole:
+                    partial.pass_over()
+                held = max(partial.matched for partial in self._partials)
+            self.length = self._position - held
 
 
 class _Partial:
@@ -79,16 +84,20 @@ class _Partial:
     def __init__(self, stop: str) -> None:
         self._stop = stop
         self._shorter = _shorter_prefixes(stop)
-        self._matched = 0
+        self.matched = 0
 
     @property
     def is_whole(self) -> bool:
-        return self._matched == len(self._stop)
+        return self.matched == len(self._stop)
 
     def push(self, character: str) -> int:
-        """Take a character; not to be called once ``is_whole``."""
-        self._matched = _extended(self._stop, self._shorter, self._matched, character)
-        return self._matched
+        """Take a character; not to be called while ``is_whole``."""
+        self.matched = _extended(self._stop, self._shorter, self.matched, character)
+        return self.matched
+
+    def pass_over(self) -> None:
+        """Go on after a whole one, with what may become the next."""
+        self.matched = self._shorter[-1]
 
 
 def _shorter_prefixes(stop: str) -> list[int]:
@@ -105,7 +114,10 @@ def _extended(stop: str, shorter: Sequence[int], matched: int, character: str) -
     return matched + (stop[matched] == character)
 
 
-def cut_at_stop(text: str, stop: str) -> str:
-    """``text`` up to the first ``stop`` in it, all of it when there is none."""
-    head, _, _ = text.partition(stop)
-    return head
+def cut_at_stop(text: str, stop: str, *, passed: int = 0) -> str:
+    """``text`` up to the first ``stop`` in it, all of it when there is none.
+
+    One that ends within the first ``passed`` characters does not count.
+    """
+    at = text.find(stop, max(0, passed - len(stop) + 1))
+    return text if at < 0 else text[:at]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import anyio
 import anyio.lowlevel
 
 from hotswap.http.errors import RequestInvalid, TooManyRequests
+from hotswap.http.logprobs import logprobs_wanted
 from hotswap.http.runs import encoded
 from hotswap.http.schemas import GenerateBody, SamplingBody
+from hotswap.http.shown import Shown
 from hotswap.seams import SamplingParams
 
 __all__ = ["MAX_BATCH", "Batch", "all_encoded", "expanded"]
@@ -26,12 +28,14 @@ class Batch:
 
     ``rids`` pairs the id of each run with that of the client's request it is a part of,
     None for a request that is no batch. ``is_list`` says whether the reply is a list.
+    ``shown`` may be empty, for nothing particular of any run.
     """
 
     sources: Sequence[str | list[int]]
     samplings: Sequence[SamplingParams]
     rids: Sequence[tuple[str | None, str | None]]
     is_list: bool
+    shown: Sequence[Shown] = ()
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -54,9 +58,10 @@ def expanded(body: GenerateBody) -> Batch:
     is_list = many or total > 1
     return Batch(
         sources=[one for one, count in zip(sources, counts, strict=True) for _ in range(count)],
-        samplings=[params for one in bodies for params in _samples(one)],
+        samplings=[one.params(sample) for one in bodies for sample in range(one.n)],
         rids=_rids(body.rid, counts, is_list=is_list),
         is_list=is_list,
+        shown=_shown(body, bodies, many=many),
     )
 
 
@@ -114,12 +119,17 @@ def _sampling_bodies(body: GenerateBody, count: int, *, many: bool) -> Sequence[
     return given
 
 
-def _samples(sampling: SamplingBody) -> list[SamplingParams]:
-    """One seed would make ``n`` equal samples: each takes the next one."""
-    params = sampling.params()
-    if params.seed is None:
-        return [params] * sampling.n
-    return [replace(params, seed=params.seed + number) for number in range(sampling.n)]
+def _shown(body: GenerateBody, bodies: Sequence[SamplingBody], *, many: bool) -> list[Shown]:
+    wanted = logprobs_wanted(body, len(bodies), many=many)
+    return [
+        Shown(
+            keeps_stop=sampling.no_stop_trim,
+            logprobs=logprobs,
+            names_tokens=body.return_text_in_logprobs,
+        )
+        for sampling, logprobs in zip(bodies, wanted, strict=True)
+        for _ in range(sampling.n)
+    ]
 
 
 def _rids(

@@ -20,7 +20,7 @@ from hotswap.http.replies import Json, encode
 from hotswap.http.runs import EngineFailed, run_together, submit_all
 from hotswap.http.schemas import GenerateBody
 from hotswap.http.served import Served, served
-from hotswap.http.transcript import Decode, Transcript
+from hotswap.http.shown import Shown, decode_of, transcript_of
 from hotswap.http.transcription import Transcription
 from hotswap.seams import GenerateRequest, Generator
 
@@ -77,26 +77,26 @@ async def transcriptions(
     """Encode, wait at the door, submit all of ``batch`` or none. Raises: as ``submit_all``."""
     engine = generator_of(serving)
     prompts = await all_encoded(engine.encode, batch.sources, encoders=serving.encoders)
+    shown = batch.shown or [Shown()] * len(batch)
     requests = [
-        GenerateRequest(rid=ticket.engine_rid, input_ids=input_ids, sampling=sampling)
-        for ticket, input_ids, sampling in zip(tickets, prompts, batch.samplings, strict=True)
+        GenerateRequest(
+            rid=ticket.engine_rid, input_ids=input_ids, sampling=sampling, logprobs=one.logprobs
+        )
+        for ticket, input_ids, sampling, one in zip(
+            tickets, prompts, batch.samplings, shown, strict=True
+        )
     ]
     generations = await submit_all(serving, engine, list(zip(tickets, requests, strict=True)))
-    decode, stamp = _decoder(engine), serving.commands.stamp
+    decode, stamp = decode_of(engine), serving.commands.stamp
     return [
         Transcription(
             ticket,
             generation,
-            Transcript(
-                rid=ticket.rid,
-                prompt_tokens=len(request.input_ids),
-                stamp=stamp,
-                decode=decode,
-                stops=request.sampling.stop,
-                ignored=ignored,
-            ),
+            transcript_of(ticket.rid, request, one, decode=decode, stamp=stamp, ignored=ignored),
         )
-        for ticket, generation, request in zip(tickets, generations, requests, strict=True)
+        for ticket, generation, request, one in zip(
+            tickets, generations, requests, shown, strict=True
+        )
     ]
 
 
@@ -150,12 +150,3 @@ class _Reply:
         async with self._sending:
             body = b"data: " + payload + b"\n\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _decoder(engine: Generator) -> Decode | None:
-    """The engine's ``decode``, or None when it has no tokenizer: text is then empty."""
-    try:
-        engine.decode(())
-    except ValueError:
-        return None
-    return engine.decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -36,6 +37,7 @@ _MAX_STOP_TOKEN_IDS = 4096
 _MAX_RID_CHARACTERS = 512
 _MAX_LABEL_CHARACTERS = 4096
 
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Rid = Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)]
 
 
@@ -46,31 +48,49 @@ class NoBody(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     """``sampling_params`` of ``/generate``."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1)] = 128
+    max_new_tokens: Count = 128
+    min_new_tokens: Count = 0
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1)] = -1
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
     seed: int | None = None
     sampling_seed: int | None = None
     stop: str | list[str] = ""
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
 
-    def params(self) -> SamplingParams:
-        """As the engine takes them, for one of ``n`` samples. Raises: RequestInvalid."""
+    def params(self, sample: int = 0) -> SamplingParams:
+        """As the engine takes them, for one of ``n`` samples, from 0 on.
+
+        Each draws with a seed of its own, which follows from the client's; the first
+        has that one itself. Raises: RequestInvalid.
+        """
         if not math.isfinite(self.temperature):
             raise RequestInvalid("temperature is not finite, wanted 0 or more")
         self._check_sizes()
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
-            seed=self.seed if self.seed is not None else self.sampling_seed,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=_seed_of(sample, self.seed if self.seed is not None else self.sampling_seed),
             stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
         )
 
     @property
@@ -101,6 +121,11 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingBody | list[SamplingBody] = SamplingBody()
     stream: bool = False
     rid: Rid | list[Rid] | None = None
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    top_logprobs_num: int | list[int] = 0
+    token_ids_logprob: list[int | list[int]] | None = None
+    return_text_in_logprobs: bool = False
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +181,13 @@ class ChecksumBody(msgspec.Struct, frozen=True, kw_only=True):
     """``/weights_checker``."""
 
     action: str = "checksum"
+
+
+def _seed_of(sample: int, seed: int | None) -> int | None:
+    """Seeds that stand side by side must not share samples: the next one is no sum."""
+    if seed is None or sample == 0:
+        return seed
+    return int.from_bytes(blake2b(f"{seed} {sample}".encode(), digest_size=8).digest())
 
 
 def label(version: str | int | None) -> str | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from hotswap.http.logprobs import ScoreSheet
 from hotswap.http.spans import Spans
 from hotswap.seams import TokenChunk
 from hotswap.streamed_text import StopFilter, StreamedText, cut_at_stop
@@ -24,7 +25,9 @@ class Transcript:
     ``stamp`` is what the weights were when the request was admitted: it labels a
     request that ends before its first token. ``ignored`` names fields of the request
     that had no effect; ``meta_info`` repeats them. ``abort_message`` tells the client
-    why a request was aborted.
+    why a request was aborted. What stopped a text is not part of it, unless it
+    ``keeps_stop``; ``stops`` that are complete before ``min_new_tokens`` stop nothing.
+    ``scores`` collects log-probabilities.
     """
 
     def __init__(
@@ -35,13 +38,19 @@ class Transcript:
         stamp: WeightStamp,
         decode: Decode | None,
         stops: Sequence[str] = (),
+        keeps_stop: bool = False,
+        min_new_tokens: int = 0,
+        scores: ScoreSheet | None = None,
         ignored: Sequence[str] = (),
     ) -> None:
         self._rid = rid
         self._prompt_tokens = prompt_tokens
         self._first = self._last = stamp
         self._decode = decode
-        self._showable = StopFilter(stops)
+        self._showable = StopFilter(() if keeps_stop else stops)
+        self._keeps_stop = keeps_stop
+        self._min_new_tokens = min_new_tokens
+        self._scores = scores
         self._ignored = ignored
         self._spans = Spans()
         self._streamed = StreamedText(decode) if decode is not None else None
@@ -72,9 +81,12 @@ class Transcript:
             self._spans.add(chunk.stamp)
             self._last = chunk.stamp
             if stream and self._streamed is not None:
-                self._showable.push(self._streamed.push(chunk.token_id))
+                stops = len(self.output_ids) >= self._min_new_tokens
+                self._showable.push(self._streamed.push(chunk.token_id), stops=stops)
         elif not self.output_ids:
             self._first = self._last = chunk.stamp
+        if self._scores is not None:
+            self._scores.add(chunk)
         if chunk.finish_reason is not None:
             self._end = chunk
 
@@ -90,14 +102,25 @@ class Transcript:
         return "" if self._streamed is None else self._streamed.text[: self._showable.length]
 
     def _whole_text(self) -> str:
-        """Text of all tokens; what stopped the request is not part of it."""
+        """Text of all tokens; what stopped the request is not part of it, unless kept."""
         if self._decode is None or self._end is None:
             return ""
         ids, matched = self.output_ids, self._end.matched_stop
+        if self._keeps_stop:
+            return self._decode(ids)
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
         text = self._decode(ids)
-        return cut_at_stop(text, matched) if isinstance(matched, str) else text
+        if not isinstance(matched, str):
+            return text
+        return cut_at_stop(text, matched, passed=self._passed(self._decode))
+
+    def _passed(self, decode: Decode) -> int:
+        """Characters of the text before which nothing could stop it."""
+        streamed = StreamedText(decode)
+        for token_id in self.output_ids[: max(self._min_new_tokens - 1, 0)]:
+            streamed.push(token_id)
+        return len(streamed.text)
 
     def _meta(self) -> dict[str, object]:
         ignored = {"ignored": self._ignored} if self._ignored else {}
@@ -116,6 +139,7 @@ class Transcript:
             "weight_version_end": self._last.version,
             "weight_versions": self._spans.all(),
             "weight_epoch": self._last.epoch,
+            **({} if self._scores is None else self._scores.meta()),
             **ignored,
         }
 

@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import torch
 
-from hotswap.seams import EnginePause, GenerateRequest, Generation, Plan, TokenChunk
+from hotswap.seams import (
+    EnginePause,
+    GenerateRequest,
+    Generation,
+    Plan,
+    TokenChunk,
+    TokenLogprob,
+)
 from hotswap.types import (
     Bucket,
     InFlightCounts,
@@ -41,6 +48,14 @@ class ScriptedGeneration:
         """Deliver each byte as one token."""
         for token in tokens:
             self._chunks.put_nowait(TokenChunk(token_id=token, stamp=stamp or self.stamp))
+
+    def emit_scored(self, score: TokenLogprob, *, inputs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Deliver one token with how likely it was, and how likely those of the prompt were."""
+        self._chunks.put_nowait(
+            TokenChunk(
+                token_id=score.token_id, stamp=self.stamp, logprob=score, input_logprobs=inputs
+            )
+        )
 
     def finish(self, reason: str, *, matched: int | str | None = None, cached: int = 0) -> None:
         """Deliver the last chunk, without a token."""

@@ -54,6 +54,13 @@ async def test_sampling_parameters_reach_the_engine(serving: Any) -> None:
         "stop": "END",
         "stop_token_ids": [2],
         "ignore_eos": "true",
+        "min_new_tokens": 2,
+        "min_p": 0.1,
+        "frequency_penalty": "0.5",
+        "presence_penalty": -1,
+        "repetition_penalty": 1.2,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
         "unheard_of": 1,
     }
     await serving.json(
@@ -69,6 +76,12 @@ async def test_sampling_parameters_reach_the_engine(serving: Any) -> None:
         stop=("END",),
         stop_token_ids=(2,),
         ignore_eos=True,
+        min_new_tokens=2,
+        min_p=0.1,
+        frequency_penalty=0.5,
+        presence_penalty=-1.0,
+        repetition_penalty=1.2,
+        skip_special_tokens=False,
     )
 
 
@@ -95,7 +108,7 @@ async def test_requests_without_an_id_get_different_ones(serving: Any) -> None:
         ({"text": "a", "stream": "maybe"}, "$.stream"),
         ({"text": "a", "sampling_params": []}, "sampling_params is a list of 0"),
         ({"text": "a", "sampling_params": "x"}, "$.sampling_params"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"temperature": "inf"}}, "temperature"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p"),
