@@ -144,6 +144,7 @@ class EmbeddedEngine:
         max_total_tokens: int | None = None,
         mem_fraction_static: float = 0.5,
         prefix_cache_bytes: int | None = None,
+        max_unread_chunks: int = 1024,
         vocab_multiple: int = VOCAB_MULTIPLE,
         stamp: WeightStamp | None = None,
     ) -> Self:
@@ -164,6 +165,7 @@ class EmbeddedEngine:
             max_total_tokens=max_total_tokens,
             mem_fraction_static=mem_fraction_static,
             prefix_cache_bytes=prefix_cache_bytes,
+            max_unread_chunks=max_unread_chunks,
             stamp=stamp,
             path=directory,
         )
