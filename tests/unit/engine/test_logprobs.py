@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -203,6 +204,50 @@ async def test_after_a_swap_scores_are_those_of_the_weights_that_made_them(
         check(likely[len(PROMPT) - 1 : -1][rows], outputs_of(chunks)[rows], EVERYTHING)
     likely = reference_logits(reference(old), PROMPT).log_softmax(-1)
     check(likely[:-1], inputs_of(chunks)[1:], EVERYTHING)
+
+
+@pytest.mark.parametrize("start", [None, 0, 17])
+async def test_prompts_that_are_computed_in_pieces(checkpoint: Make, start: int | None) -> None:
+    directory = checkpoint(arch="qwen3")
+    # The last of them begins like the first, which runs meanwhile.
+    many = [random_ids(90, seed=1), random_ids(37, seed=2), random_ids(5, seed=3)]
+    many.append([*many[0][:80], *random_ids(20, seed=4)])
+    wanted = LogprobsWanted(input_start=start, top=2, token_ids=(3,))
+    first = None if start is None else min(start, 4)
+    each = [replace(wanted, input_start=first if len(ids) < 10 else start) for ids in many]
+    async with EmbeddedEngine.from_directory(
+        directory, device="cpu", chunked_prefill_size=8
+    ) as engine:
+        running = [
+            submitted(engine, ids, one, rid=str(number))
+            for number, (ids, one) in enumerate(zip(many, each, strict=True))
+        ]
+        ended = [await chunks_of(generation) for generation in running]
+    model = reference(directory)
+    for ids, one, chunks in zip(many, each, ended, strict=True):
+        check_all(model, ids, chunks, one)
+
+
+async def test_a_prompt_that_is_retracted_half_way_is_scored_anew(checkpoint: Make) -> None:
+    old, new = checkpoint(arch="llama", seed=1), checkpoint(arch="llama", seed=2)
+    async with EmbeddedEngine.from_directory(old, device="cpu", chunked_prefill_size=8) as engine:
+        turnstile = Turnstile(engine, passes=2)
+        generation = submitted(engine, PROMPT)
+        await turnstile.reached()
+        await retract(engine, turnstile)
+        await load_while_paused(engine, new, WeightStamp(version="2", epoch=1))
+        await engine.resume()
+        chunks = await chunks_of(generation)
+    assert {chunk.stamp.epoch for chunk in chunks} == {1}
+    check_all(reference(new), PROMPT, chunks)
+
+
+async def test_a_prompt_that_is_scored_beside_its_twin_is_computed_again(
+    checkpoint: Make, engine: EmbeddedEngine
+) -> None:
+    twins = [submitted(engine, PROMPT, rid=rid) for rid in "ab"]
+    for generation in twins:
+        check_all(reference(checkpoint(arch="qwen3")), PROMPT, await chunks_of(generation))
 
 
 async def test_a_prompt_is_scored_without_putting_anything_out(
