@@ -33,6 +33,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "while_paused": ("auto", "reject", "hold"),
     "load_mode": ("staged", "direct"),
     "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("text", "json"),
 }
 
 # Least and greatest value of each number.
@@ -97,6 +98,7 @@ class Settings:
     graceful_s: float = 5.0
     workers: int = 1
     log_level: str = "info"
+    log_format: str = "text"
     plugin_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,7 +145,7 @@ _HELP: Mapping[str, str] = {
     "admin_api_key": "key of those who may control the server, change and show weights",
     "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
     "max_running_requests": "requests that share a forward pass",
-    "max_queued_requests": "requests that may wait for a forward pass; one more gets a 429",
+    "max_queued_requests": "requests that may wait beyond those that can run; one more gets a 429",
     "chunked_prefill_size": "prompt tokens that one forward pass computes, of all prompts together",
     "max_total_tokens": "tokens whose keys and values are held at once; 0 sets no bound of its own",
     "mem_fraction_static": "part of the memory that is free once the model is loaded which keys "
@@ -152,6 +154,7 @@ _HELP: Mapping[str, str] = {
     "graceful_s": "seconds that requests get to end at a shutdown",
     "workers": "only 1 is possible",
     "log_level": "debug, info, warning or error",
+    "log_format": "text, or json for one object a line",
 }
 
 

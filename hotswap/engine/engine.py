@@ -82,7 +82,7 @@ class EmbeddedEngine:
         self._path = path
         self._max_running = max_running_requests
         self._max_queued = max_queued
-        self._ledger = InFlightLedger(max_queued=max_queued)
+        self._ledger = InFlightLedger(max_running=max_running_requests, max_queued=max_queued)
         weight = loaded.model.lm_head.weight
         self._kv_shape = KvShape(
             num_layers=config.num_layers,

@@ -13,10 +13,12 @@ __all__ = ["InFlightLedger"]
 class InFlightLedger:
     """Counts requests from ``submit`` to their end, and knows their ids. Any thread.
 
-    Waiting requests hold no KV, running ones do, frozen ones included.
+    Waiting requests hold no KV, running ones do, frozen ones included. Besides
+    ``max_queued`` as many may wait as could run at once: those are about to start.
     """
 
-    def __init__(self, *, max_queued: int) -> None:
+    def __init__(self, *, max_running: int, max_queued: int) -> None:
+        self._max_running = max_running
         self._max_queued = max_queued
         self._lock = threading.Lock()
         self._rids: set[str] = set()
@@ -41,9 +43,10 @@ class InFlightLedger:
             if rid in self._rids:
                 raise ValueError(f"rid {rid!r} is in flight already; wanted one of its own")
             waiting = len(self._rids) - self._running
-            if waiting >= self._max_queued:
+            places = self._max_queued + self._max_running - self._running
+            if waiting >= places:
                 raise QueueFull(
-                    f"{waiting} requests wait already, wanted fewer than {self._max_queued}; "
+                    f"{waiting} requests wait already, wanted fewer than {places}; "
                     "retry when some have ended"
                 )
             self._rids.add(rid)

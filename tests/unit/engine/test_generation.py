@@ -266,12 +266,24 @@ async def test_a_rid_is_unique_while_in_flight(engine: EmbeddedEngine) -> None:
 
 
 async def test_the_queue_is_bounded(checkpoint: Make) -> None:
-    async with EmbeddedEngine.from_directory(checkpoint(arch="qwen3"), max_queued=2) as engine:
-        await engine.pause(PauseMode.ABORT)
-        open_ones = [submit(engine, PROMPT, rid=rid, max_new_tokens=2) for rid in "ab"]
+    async with EmbeddedEngine.from_directory(
+        checkpoint(arch="qwen3"), max_running_requests=1, max_queued=2
+    ) as engine:
+        gate = Turnstile(engine, passes=1)
+        open_ones = [submit(engine, PROMPT, rid="a", max_new_tokens=2)]
+        await gate.reached()
+        open_ones += [submit(engine, PROMPT, rid=rid, max_new_tokens=2) for rid in "bc"]
         with pytest.raises(QueueFull, match="2 requests wait already, wanted fewer than 2") as full:
-            submit(engine, PROMPT, rid="c")
+            submit(engine, PROMPT, rid="d")
         assert full.value.retryable
+        gate.open()
+        for generation in open_ones:
+            assert len(tokens_of(await chunks_of(generation))) == 2
+        # Those that could run at once do not count as queued, whatever keeps them.
+        await engine.pause(PauseMode.ABORT)
+        open_ones = [submit(engine, PROMPT, rid=rid, max_new_tokens=2) for rid in "abc"]
+        with pytest.raises(QueueFull, match="3 requests wait already, wanted fewer than 3"):
+            submit(engine, PROMPT, rid="d")
         await engine.resume()
         for generation in open_ones:
             assert len(tokens_of(await chunks_of(generation))) == 2
