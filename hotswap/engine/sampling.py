@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 
 import torch
 
+from hotswap.engine.nucleus import nucleus
 from hotswap.engine.penalties import Penalties, check_penalties
 from hotswap.seams import SamplingParams
 
@@ -16,8 +17,6 @@ __all__ = ["Sampler", "check_sampling", "choose_tokens"]
 _COLDEST = 1e-5
 # Above it every finite difference is lost already.
 _HOTTEST = torch.finfo(torch.float32).max
-# Most nuclei have fewer tokens, and to find these is much cheaper than to sort them all.
-_USUAL_NUCLEUS = 1024
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -94,13 +93,8 @@ class Sampler:
             scaled, tokens = scaled.topk(self._params.top_k)
         chances = scaled.softmax(-1)
         if self._params.top_p < 1.0:
-            if tokens is None:
-                chances, tokens = _likeliest(chances, self._params.top_p)
-            # A token stays while those before it have not reached top_p.
-            is_past = chances.cumsum(-1) - chances >= self._params.top_p
-            # The first always does, also for a top_p that is zero as a float32.
-            is_past[0] = False
-            chances = chances.masked_fill(is_past, 0.0)
+            chances, kept = nucleus(chances, self._params.top_p)
+            tokens = kept if tokens is None else tokens[kept]
         if self._params.min_p > 0.0:
             chances = chances.masked_fill(chances < self._params.min_p * chances.max(), 0.0)
         if tokens is not None:
@@ -122,15 +116,6 @@ class Sampler:
         # Where every token stops there is still one to choose; the stop rule goes on.
         if len(ids) < logits.shape[0]:
             logits[ids] = -float("inf")
-
-
-def _likeliest(chances: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chances and tokens, the likeliest first; as many as reach ``top_p``, or more."""
-    if chances.shape[0] > _USUAL_NUCLEUS:
-        first, tokens = chances.topk(_USUAL_NUCLEUS)
-        if float(first.sum()) > top_p:
-            return first, tokens
-    return chances.sort(descending=True)
 
 
 def choose_tokens(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from hotswap.engine.nucleus import nucleus
 from hotswap.engine.sampling import Sampler, check_sampling, choose_tokens
 from hotswap.seams import SamplingParams
 
@@ -162,6 +163,34 @@ def test_a_nucleus_is_the_same_however_it_is_found(top_p: float) -> None:
     many = torch.cat([few, torch.full((5000,), -float("inf"))])
     one, other = (Sampler(SamplingParams(temperature=1.0, seed=2, top_p=top_p)) for _ in "ab")
     assert [one.draw(few) for _ in range(200)] == [other.draw(many) for _ in range(200)]
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.7, 0.9, 0.99, 0.999999])
+@pytest.mark.parametrize("spread", [0.01, 0.5, 2.0, 6.0])
+def test_a_nucleus_has_the_likeliest_that_reach_its_chance(top_p: float, spread: float) -> None:
+    logits = spread * torch.randn(4000, generator=torch.Generator().manual_seed(3))
+    chances = logits.softmax(-1)
+    kept, tokens = nucleus(chances, top_p)
+    assert kept.tolist() == chances[tokens].tolist()
+    assert len(set(tokens.tolist())) == len(tokens)
+    ranked = chances.double().sort(descending=True).values
+    wanted = int((ranked.cumsum(-1) - ranked < top_p).sum())
+    # Where sums in float32 and in float64 disagree about the last ones.
+    tolerance = 2 if top_p < 0.999 else 40
+    assert abs(len(tokens) - wanted) <= tolerance
+    assert kept.min() >= ranked[min(wanted + tolerance, 3999)] - 1e-12
+
+
+def test_a_nucleus_takes_no_more_of_equals_than_it_needs() -> None:
+    kept, tokens = nucleus(torch.full((5000,), 1 / 5000), 0.9)
+    assert abs(len(tokens) - 4500) <= 2
+    assert kept.sum().item() == pytest.approx(0.9, abs=1e-3)
+
+
+def test_a_nucleus_of_everything_there_is() -> None:
+    chances = torch.cat([torch.full((2000,), 1 / 2000), torch.zeros(10)])
+    kept, _ = nucleus(chances, 1 - 1e-9)
+    assert kept.sum().item() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_nucleus_of_more_tokens_than_usual() -> None:
