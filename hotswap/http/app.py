@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from hotswap.http import control, native, status, weights
+from hotswap.http import control, native, requests, status, weights
 from hotswap.http.body_limit import BodyLimit
 from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.events import Events
@@ -36,6 +36,7 @@ def core_routes() -> list[KindedRoute]:
     """Every route of the core, each with its kind."""
     return [
         KindedRoute("/generate", Generate(), kind=Kind.GENERATE, methods=["POST", "PUT"]),
+        *requests.routes(),
         KindedRoute(
             "/pause_generation", control.pause_generation, kind=Kind.CONTROL, methods=["POST"]
         ),

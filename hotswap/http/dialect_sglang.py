@@ -11,13 +11,21 @@ from starlette.responses import PlainTextResponse, Response
 
 from hotswap import errors
 from hotswap.admission import WhilePaused
-from hotswap.http.errors import GR_TABLE, NoSuchWeight, Wire, message_of, wire_of
+from hotswap.http.errors import (
+    GR_TABLE,
+    DuplicateRequestId,
+    NoSuchWeight,
+    Wire,
+    message_of,
+    wire_of,
+)
 from hotswap.http.weight_rows import tensor_pieces
 
 __all__ = ["SGLANG_TABLE", "SglangDialect"]
 
 # Clients of SGLang know one refusal: 400, and then what the body says.
 _REFUSALS = (
+    DuplicateRequestId,
     NoSuchWeight,
     errors.CommandError,
     errors.IllegalCommand,

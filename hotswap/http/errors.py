@@ -16,12 +16,12 @@ from hotswap import errors
 
 __all__ = [
     "GR_TABLE",
-    "ClientGone",
     "INTERNAL",
+    "ClientGone",
     "DuplicateRequestId",
     "EngineDown",
-    "NoSuchWeight",
     "Forbidden",
+    "NoSuchWeight",
     "NotFound",
     "PayloadTooLarge",
     "RequestError",
@@ -47,6 +47,14 @@ class RequestInvalid(RequestError):
     """The body or a parameter is not what the route takes; the message names it."""
 
 
+class DuplicateRequestId(RequestInvalid):
+    """A request has this id already, or had it and its result is kept."""
+
+
+class TooManyRequests(RequestInvalid):
+    """One call brings more requests than a call may."""
+
+
 class Unauthorized(RequestError):
     """The request does not bring the key that this server asks for.
 
@@ -70,14 +78,6 @@ class Forbidden(RequestError):
             "this route is for the holder of an admin key, and this server has none; "
             "start it with --admin-api-key"
         )
-
-
-class DuplicateRequestId(RequestInvalid):
-    """A request has this id already, or had it and its result is kept."""
-
-
-class TooManyRequests(RequestInvalid):
-    """One call brings more requests than a call may."""
 
 
 class RouteDisabled(RequestError):

@@ -10,6 +10,7 @@ from hotswap.http.aborted import AbortedGeneration
 from hotswap.http.errors import EngineDown, RequestInvalid, ShuttingDown
 from hotswap.http.in_flight import Ticket
 from hotswap.http.served import Served
+from hotswap.http.transcription import EngineFailed
 from hotswap.seams import GenerateRequest, Generation, Generator
 
 __all__ = ["EngineFailed", "encoded", "run_together", "submit_all"]
@@ -19,10 +20,6 @@ _INLINE_CHARACTERS = 4096
 
 # SGLang's words for a request that ended before it ran; clients compare them.
 _ABORTED_EARLY = "Abort in waiting queue"
-
-
-class EngineFailed(Exception):
-    """The engine ended a request with an error of its own."""
 
 
 async def submit_all(

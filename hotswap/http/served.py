@@ -13,6 +13,7 @@ from hotswap.attempt import UpdateNews
 from hotswap.http.dialect import Dialect, dialect_of
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.http.observation import Observation
+from hotswap.http.submissions import Submissions
 from hotswap.plugins import Plugins
 from hotswap.seams import Engine
 from hotswap.settings import Settings
@@ -171,6 +172,7 @@ class Served:
     plugins: Plugins = field(default_factory=Plugins)
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)
+    submissions: Submissions = field(default_factory=Submissions)
     encoders: anyio.CapacityLimiter = field(default_factory=_one_thread)
     scrapers: anyio.CapacityLimiter = field(default_factory=_one_thread)
     dialect: Dialect = field(init=False)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from hotswap.http.in_flight import Ticket
-from hotswap.http.runs import EngineFailed
 from hotswap.http.transcript import Transcript
 from hotswap.seams import Generation
 
-__all__ = ["Transcription"]
+__all__ = ["EngineFailed", "Transcription"]
+
+
+class EngineFailed(Exception):
+    """The engine ended a request with an error of its own."""
 
 
 class Transcription:
@@ -28,7 +31,8 @@ class Transcription:
     ) -> None:
         """Take every chunk, and call ``after_each`` once the transcript has it.
 
-        ``showing`` says that the text is looked at before the end. Raises: EngineFailed when the generation did not end as a request should.
+        ``showing`` says that the text is looked at before the end.
+        Raises: EngineFailed when the generation did not end as a request should.
         """
         ticket, transcript = self.ticket, self.transcript
         async for chunk in self._generation:

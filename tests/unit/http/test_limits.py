@@ -25,14 +25,18 @@ def nested(depth: int) -> bytes:
     return b'{"x":' * depth + b"1" + b"}" * depth
 
 
-@pytest.mark.parametrize("route", core_routes(), ids=repr)
+@pytest.mark.parametrize(
+    # The stream of events has no end.
+    "route", [one for one in core_routes() if one.path != "/hotswap/v1/events"], ids=repr
+)
 @pytest.mark.parametrize("depth", [400, 700, 980, 5000])
 async def test_no_route_fails_over_deep_json(serving: Any, route: KindedRoute, depth: int) -> None:
     reply = await serving.client.request(
         "POST" if "POST" in (route.methods or ()) else "GET", route.path, content=nested(depth)
     )
 
-    assert reply.status_code in (200, 400)
+    # 404: no request has the id of the path as it is written in the route.
+    assert reply.status_code in (200, 400, 404)
 
 
 @pytest.mark.parametrize("field", ["text", "sampling_params", "rid", "stream"])
