@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from hotswap.http.errors import RequestInvalid
 from hotswap.http.schemas import GenerateBody
 from hotswap.seams import LogprobsWanted, TokenChunk, TokenLogprob
@@ -17,6 +19,8 @@ __all__ = ["ScoreSheet", "TokenDecode", "logprobs_wanted"]
 
 T = TypeVar("T")
 Entry: TypeAlias = tuple[float | None, int, str | None]
+
+_encoder = msgspec.json.Encoder()
 
 # JSON has no infinity: this is what a token without any chance gets.
 _LEAST = -3.4028234663852886e38
@@ -119,13 +123,16 @@ class ScoreSheet:
 
 
 class _Columns:
-    """The lists of either the prompt or the output, one entry a token."""
+    """The lists of either the prompt or the output, one item a token.
+
+    Items are encoded once: each event of a stream has all of them again.
+    """
 
     def __init__(self, wanted: LogprobsWanted) -> None:
         self._wanted = wanted
-        self.tokens: list[Entry] = []
-        self._tops: list[list[Entry] | None] = []
-        self._asked: list[list[Entry] | None] = []
+        self.tokens: list[msgspec.Raw] = []
+        self._tops: list[msgspec.Raw] = []
+        self._asked: list[msgspec.Raw] = []
 
     def add(
         self,
@@ -135,11 +142,11 @@ class _Columns:
         is_known: bool = True,
     ) -> None:
         """Without ``is_known`` the token stands there, and what is known of it does not."""
-        self.tokens.append(entry(one.token_id, one.logprob if is_known else None))
+        self.tokens.append(_item(entry(one.token_id, one.logprob if is_known else None)))
         if self._wanted.top:
-            self._tops.append(_entries(one.top, entry) if is_known else None)
+            self._tops.append(_item(_entries(one.top, entry) if is_known else None))
         if self._wanted.token_ids:
-            self._asked.append(_entries(one.asked, entry) if is_known else None)
+            self._asked.append(_item(_entries(one.asked, entry) if is_known else None))
 
     def meta(self, prefix: str) -> dict[str, object]:
         columns: dict[str, object] = {f"{prefix}_token_logprobs": self.tokens}
@@ -148,6 +155,10 @@ class _Columns:
         if self._wanted.token_ids:
             columns[f"{prefix}_token_ids_logprobs"] = self._asked
         return columns
+
+
+def _item(value: Entry | list[Entry] | None) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(value))
 
 
 def _entries(
