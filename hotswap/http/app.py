@@ -21,6 +21,7 @@ from hotswap.http.generation import Generate
 from hotswap.http.half_sent import HalfSent
 from hotswap.http.keys import Keys
 from hotswap.http.metrics import CountResponses, metrics
+from hotswap.http.openai import OpenAiEnvelope, known_at_start, openai_reply, openai_routes
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
@@ -81,6 +82,7 @@ def core_routes() -> list[KindedRoute]:
         KindedRoute("/hotswap/v1/events", Events(), kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/metrics", metrics, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/metrics/prometheus", metrics, kind=Kind.OPEN, methods=["GET"]),
+        *openai_routes(),
     ]
 
 
@@ -118,6 +120,7 @@ def create_app(
         middleware=[
             Middleware(CountResponses, responses=served.observation.responses),
             Middleware(ErrorEnvelope, dialect=served.dialect),
+            Middleware(OpenAiEnvelope, routes=openai_routes()),
             Middleware(HalfSent, requests=served.requests),
             Middleware(
                 Gate,
@@ -132,6 +135,7 @@ def create_app(
     # A redirect would answer for a path that the gate has not judged.
     app.router.redirect_slashes = False
     app.state.served = served
+    app.state.openai = known_at_start(settings)
     return app
 
 
@@ -142,5 +146,7 @@ async def _lifespan(_app: Starlette) -> AsyncIterator[None]:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
+    if "hotswap.openai" in request.scope:
+        return openai_reply(error)
     served: Served = request.app.state.served
     return error_reply(error, dialect=served.dialect, kind=request.scope.get("hotswap.kind"))

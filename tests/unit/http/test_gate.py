@@ -9,10 +9,12 @@ from starlette.routing import Mount, Route
 from hotswap.http import Kind, KindedRoute
 from hotswap.http.app import core_routes
 from hotswap.http.gate import refusal
+from hotswap.http.openai import openai_routes
 from hotswap.plugins import Plugins
 
 GATED = (Kind.UPDATE, Kind.CONTROL, Kind.LOOKUP)
 BODIES = {
+    "/v1/completions": {"prompt": "a"},
     "/generate": {"text": "a"},
     "/submit": {"text": "a"},
     "/submit_many": {"requests": [{"text": "a"}]},
@@ -30,8 +32,8 @@ ANSWERS = {
     "/requests/{request_id:path}": 404,
 }
 
-# It has no end: see its tests.
-ELSEWHERE = {"/hotswap/v1/events"}
+# They want a model that has that name, or a chat template, or have no end: see their tests.
+ELSEWHERE = {"/v1/models/{model:path}", "/v1/chat/completions", "/hotswap/v1/events"}
 
 
 def calls_of(*kinds: Kind) -> list[Any]:
@@ -95,6 +97,7 @@ def test_the_open_routes_are_those_that_were_meant_to_be() -> None:
         "/hotswap/v1/events",
         "/metrics",
         "/metrics/prometheus",
+        *(route.path for route in openai_routes()),
     }
 
 
