@@ -85,6 +85,27 @@ class Attempt:
             )
         )
 
+    def fields(self, outcome: str) -> dict[str, object]:
+        """What a log line for programs says of its end."""
+        update, report = self.update, self.result
+        told: dict[str, object] = {
+            "update": self.number,
+            "strategy": update.strategy,
+            "source": update.source,
+            "weight_version": update.version,
+            "outcome": outcome,
+        }
+        if report is None:
+            return told
+        return told | {
+            "weight_epoch": report.stamp.epoch,
+            "weight_version": report.stamp.version,
+            "bytes": report.bytes_applied,
+            "staged_ms": report.staged_ms,
+            "paused_ms": report.paused_ms,
+            "elapsed_ms": report.elapsed_ms,
+        }
+
     def progress(self) -> dict[str, object]:
         """What an operator wants to know of an update that is not over, in JSON types."""
         return {

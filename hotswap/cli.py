@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -100,7 +101,10 @@ def _serve(arguments: Sequence[str]) -> int:
     try:
         run(settings, plugins)
     except StartError as error:
-        print(f"hotswap serve: {error}", file=sys.stderr)
+        if settings.log_format == "json":
+            logging.getLogger("hotswap.serve").error("%s", error)
+        else:
+            print(f"hotswap serve: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -108,17 +112,21 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _check_early(arguments: Sequence[str]) -> None:
-    """Find what is wrong with the server's own settings before plug-ins import torch.
+    """Find what is wrong with the server's own settings before plug-ins import torch, and
+    have what the plug-ins log look like the rest.
 
     Raises: SettingsError; SystemExit for a flag whose value is none.
     """
+    from hotswap.logs import configure_logs
     from hotswap.settings import add_core_flags, model_directory, settings_from
 
     parser = argparse.ArgumentParser(prog="hotswap serve", allow_abbrev=False, add_help=False)
     add_core_flags(parser)
     options, others = parser.parse_known_args(arguments)
     if not {"-h", "--help"}.intersection(others):
-        model_directory(settings_from(options))
+        settings = settings_from(options)
+        model_directory(settings)
+        configure_logs(level=settings.log_level, style=settings.log_format)
 
 
 def _show_plugins(*, as_json: bool) -> int:

@@ -244,11 +244,17 @@ class Controller:
         except BaseException as error:
             outcome = self._count(attempt, outcome_of(error))
             attempt.end(outcome, error)
-            _update_log.warning("%s %s: %s", attempt, outcome, str(error) or type(error).__name__)
+            _update_log.warning(
+                "%s %s: %s",
+                attempt,
+                outcome,
+                str(error) or type(error).__name__,
+                extra=attempt.fields(outcome),
+            )
             raise
         outcome = self._count(attempt, "committed")
         attempt.end(outcome)
-        _update_log.info("%s %s: %s", attempt, outcome, report)
+        _update_log.info("%s %s: %s", attempt, outcome, report, extra=attempt.fields(outcome))
         return report
 
     async def relabel(self, version: str, *, abort: bool = False) -> int:
@@ -373,12 +379,27 @@ class Controller:
     def _on_change(self, change: Change) -> None:
         self.counters.count_state(change)
         if change.before != change.after:
-            _log.info("%s", _line(change))
+            _log.info("%s", _line(change), extra=_fields(change))
         for hook in self._changed_hooks:
             try:
                 hook(change)
             except Exception:
                 _log.exception("a changed hook failed on: %s", _line(change))
+
+
+def _fields(change: Change) -> dict[str, object]:
+    """The same for programs."""
+    before, after = change.states
+    facts = change.after
+    return {
+        "old_state": before,
+        "state": after,
+        "command": change.command,
+        "outcome": change.outcome,
+        "gate": facts.gate or "open",
+        "weights": facts.weights,
+        "kv": facts.kv,
+    }
 
 
 def _line(change: Change) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -30,9 +29,11 @@ from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
+from hotswap.logs import configure_logs, tell_of_server
 from hotswap.plugins import Plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
+from hotswap.stop_signals import StopSignals, end_for_certain
 from hotswap.types import WeightStamp
 
 __all__ = ["StartError", "run", "take_port"]
@@ -42,7 +43,8 @@ _log = logging.getLogger("hotswap.serve")
 _FLUSH_S = 1.0
 """How long replies may take to leave, past the time that requests get to end."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_THREADS_S = 2.0
+"""How long threads may take to end, past that again."""
 
 
 class StartError(Exception):
@@ -56,10 +58,7 @@ class StartError(Exception):
 def run(settings: Settings, plugins: Plugins) -> None:
     """Serve until SIGTERM or SIGINT. Raises: StartError."""
     model = _checkpoint(settings)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logs(level=settings.log_level, style=settings.log_format)
     # Where the server is to be found is said at every log level: --port 0 needs it.
     _log.setLevel(logging.INFO)
     with take_port(settings.host, settings.port) as taken:
@@ -102,6 +101,12 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
         )
         async with controller:
             app = create_app(controller, engine, settings, plugins=plugins)
+            tell_of_server(
+                lambda: {
+                    "state": controller.machine.state,
+                    "weight_epoch": controller.stamp.epoch,
+                }
+            )
             await _listen(app, controller, settings, taken)
 
 
@@ -143,21 +148,22 @@ async def _listen(
     asyncio.get_running_loop().set_exception_handler(_log_unless_cancelled)
     url = _url(taken)
     limit, stopping = anyio.CancelScope(), list[bool]()
-    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+    with StopSignals() as signals:
 
         async def stopped() -> None:
             # Called once the server listens.
             _log.info("serving %s on %s, state %s", settings.model, url, commands.machine.state)
-            async for number in signals:
-                _log.info("%s: shutting down", number.name)
-                break
+            number = await signals.wait()
+            _log.info("%s: shutting down; a second one ends at once", number.name)
             stopping.append(True)
+            end_for_certain(after_s=settings.graceful_s + _FLUSH_S + _THREADS_S)
             # hypercorn waits for ever to flush a connection whose client reads nothing.
             limit.deadline = anyio.current_time() + settings.graceful_s + _FLUSH_S
             served: Served = app.state.served
-            aborted = served.requests.close()
+            aborted = served.begin_shutdown()
             with anyio.move_on_after(settings.graceful_s):
                 await commands.close()
+            served.end_shutdown()
             _log.info("%d requests in flight were aborted", aborted)
 
         try:
@@ -194,12 +200,14 @@ def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:
     # hypercorn owns and closes the descriptor that it is given: give it one of its own.
     config.bind = [f"fd://{os.dup(taken.fileno())}"]
     config.accesslog = None
+    # A logger of its own would write lines of a form of its own.
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.errorlog.setLevel(logging.WARNING)
     config.backlog = 1024
     # hypercorn holds a connection that its client has closed for as long as an idle
     # one; a probe that opens one each time must not use up the descriptors.
     config.keep_alive_timeout = 5
     config.keep_alive_max_requests = 1_000_000
-    config.loglevel = "WARNING"
     config.graceful_timeout = settings.graceful_s
     config.include_server_header = False
     return config

@@ -140,9 +140,13 @@ def create_app(
 
 
 @asynccontextmanager
-async def _lifespan(_app: Starlette) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     refuse_many_workers()
     yield
+    # For embedders whose server ends here before it lets connections go.
+    served: Served = app.state.served
+    served.begin_shutdown()
+    served.end_shutdown()
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

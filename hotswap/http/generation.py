@@ -142,7 +142,7 @@ class _Reply:
             await one.read(tell)
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
-            _log.exception("stream %s failed", one.ticket.rid)
+            _log.exception("stream %s failed", one.ticket.rid, extra={"rid": one.ticket.rid})
             await self._event(send, encode({**self._serving.dialect.stream_error(error), **index}))
 
     async def _event(self, send: Send, payload: bytes) -> None:

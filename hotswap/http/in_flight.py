@@ -15,6 +15,9 @@ from hotswap.seams import Generation
 __all__ = ["InFlightRequests", "Ticket"]
 
 
+_SHUTDOWN = "the server is shutting down"
+
+
 class InFlightRequests:
     """Keeps request ids unique and knows what to abort, and all of it at a shutdown."""
 
@@ -84,7 +87,7 @@ class InFlightRequests:
         self._closing.set()
         tickets = list(self._tickets.values())
         for ticket in tickets:
-            ticket.abort()
+            ticket.abort(_SHUTDOWN)
         return len(tickets)
 
 

@@ -26,7 +26,7 @@ class ServerProcess:
     Use it as a context manager: it is entered once ``/health`` answers, and left
     with the process ended (SIGTERM, then SIGKILL). ``arguments`` follow
     ``hotswap serve``; ``environ`` is added to the environment, from which every
-    ``HOTSWAP_*`` and ``GR_*`` variable has been taken.
+    ``HOTSWAP_*`` and ``GR_*`` variable has been taken. ``program`` is the module to run.
 
     Raises: AssertionError with the log when the server does not come up.
     """
@@ -37,10 +37,11 @@ class ServerProcess:
         *arguments: str,
         environ: Mapping[str, str] | None = None,
         allow_weight_update: bool = True,
+        program: str = "hotswap",
         start_s: float = 60.0,
         stop_s: float = 15.0,
     ) -> None:
-        self._command = [sys.executable, "-m", "hotswap", "serve", "--model", str(model)]
+        self._command = [sys.executable, "-m", program, "serve", "--model", str(model)]
         self._command += ["--port", "0"]
         if allow_weight_update:
             self._command.append("--allow-weight-update")

@@ -1,0 +1,108 @@
+"""What the process writes: lines for people, or one JSON object a line for programs.
+
+There is no torch in here: the command line sets this up before it loads plug-ins.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+__all__ = ["JsonLines", "TextLines", "configure_logs", "tell_of_server"]
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+# A URL may bring a password to the place where weights are fetched from.
+_USER_OF_URL = re.compile(r"(?<=://)[^/\s@]+@")
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+Context = Callable[[], Mapping[str, object]]
+
+
+def _without_passwords(text: str) -> str:
+    return _USER_OF_URL.sub("***@", text)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people; an exception takes several."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        return _without_passwords(super().format(record))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``time``, ``level``, ``logger``, ``message``, and fields.
+
+    Fields are those of ``extra``, and what ``context`` says at that moment; an exception
+    is the text in ``exception``. A field never replaces one of the first four.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context: Context = dict
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        return _without_passwords(_dumped({**self.context(), **fields, **line}))
+
+
+def configure_logs(*, level: str, style: str) -> None:
+    """Write records of ``level`` and above to standard error, as ``text`` or ``json``.
+
+    Does nothing where logging is set up already, as ``logging.basicConfig``.
+    """
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if style == "json" else TextLines())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    if style == "json":
+        # Python writes these by itself, in lines that no program expects.
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = _log_uncaught_of_thread
+
+
+def tell_of_server(context: Context) -> None:
+    """Have every JSON line say what ``context`` returns. Called on any thread."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLines):
+            handler.formatter.context = context
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    logging.getLogger("hotswap").critical("uncaught %s", kind.__name__, exc_info=error)
+
+
+def _log_uncaught_of_thread(seen: threading.ExceptHookArgs) -> None:
+    name = seen.thread.name if seen.thread is not None else "a thread"
+    logging.getLogger("hotswap").critical(
+        "uncaught %s in %s", seen.exc_type.__name__, name, exc_info=seen.exc_value
+    )
+
+
+def _dumped(line: Mapping[str, object]) -> str:
+    return json.dumps(line, default=str, ensure_ascii=False)
