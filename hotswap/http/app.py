@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from hotswap.http import control, native, requests, status, weights
+from hotswap.http import control, native, requests, schemas, status, weights
 from hotswap.http.body_limit import BodyLimit
 from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.events import Events
@@ -22,6 +23,7 @@ from hotswap.http.half_sent import HalfSent
 from hotswap.http.keys import Keys
 from hotswap.http.metrics import CountResponses, metrics
 from hotswap.http.openai import OpenAiEnvelope, known_at_start, openai_reply, openai_routes
+from hotswap.http.openapi import openapi
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
@@ -36,22 +38,36 @@ __all__ = ["core_routes", "create_app"]
 def core_routes() -> list[KindedRoute]:
     """Every route of the core, each with its kind."""
     return [
-        KindedRoute("/generate", Generate(), kind=Kind.GENERATE, methods=["POST", "PUT"]),
+        KindedRoute(
+            "/generate",
+            Generate(),
+            kind=Kind.GENERATE,
+            methods=["POST", "PUT"],
+            body=schemas.GenerateBody,
+            answers={200: ("application/json", "text/event-stream")},
+        ),
         *requests.routes(),
         KindedRoute(
-            "/pause_generation", control.pause_generation, kind=Kind.CONTROL, methods=["POST"]
+            "/pause_generation",
+            control.pause_generation,
+            kind=Kind.CONTROL,
+            methods=["POST"],
+            body=schemas.PauseBody,
         ),
         KindedRoute(
             "/continue_generation",
             control.continue_generation,
             kind=Kind.CONTROL,
             methods=["POST"],
+            body=schemas.NoBody,
         ),
         KindedRoute(
             "/flush_cache",
             control.flush_cache,
             kind=Kind.OPEN,
             methods=["GET", "POST"],
+            body=schemas.FlushBody,
+            answers={200: ("application/json", "text/plain")},
             level=Level.ADMIN_OPTIONAL,
         ),
         KindedRoute(
@@ -59,30 +75,53 @@ def core_routes() -> list[KindedRoute]:
             weights.update_weights_from_disk,
             kind=Kind.UPDATE,
             methods=["POST"],
+            body=schemas.DiskUpdateBody,
         ),
         KindedRoute(
             "/get_weights_by_name",
             weights.get_weights_by_name,
             kind=Kind.LOOKUP,
             methods=["GET", "POST"],
+            body=schemas.WeightByNameBody,
         ),
         KindedRoute(
             "/weights_checker",
             weights.weights_checker,
             kind=Kind.LOOKUP,
             methods=["GET", "POST"],
+            body=schemas.ChecksumBody,
         ),
         *_look_up("/get_weight_version", "/weight_version"),
-        KindedRoute("/health", status.health, kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/ready", status.ready, kind=Kind.OPEN, methods=["GET"]),
+        *_probes({"/health": status.health, "/ready": status.ready}),
         KindedRoute("/status", status.status, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/get_model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute("/hotswap/v1/state", native.state, kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/hotswap/v1/events", Events(), kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/metrics", metrics, kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/metrics/prometheus", metrics, kind=Kind.OPEN, methods=["GET"]),
+        KindedRoute(
+            "/hotswap/v1/events",
+            Events(),
+            kind=Kind.OPEN,
+            methods=["GET"],
+            answers={200: ("text/event-stream",)},
+            errors=(503,),
+        ),
+        *(
+            KindedRoute(
+                path, metrics, kind=Kind.OPEN, methods=["GET"], answers={200: ("text/plain",)}
+            )
+            for path in ("/metrics", "/metrics/prometheus")
+        ),
+        KindedRoute("/openapi.json", openapi, kind=Kind.OPEN, methods=["GET"]),
         *openai_routes(),
+    ]
+
+
+def _probes(endpoints: Mapping[str, Callable[..., Any]]) -> list[KindedRoute]:
+    """Their 503 is an answer, and not an error."""
+    answers = {200: ("application/json",), 503: ("application/json",)}
+    return [
+        KindedRoute(path, endpoint, kind=Kind.OPEN, methods=["GET"], answers=answers)
+        for path, endpoint in endpoints.items()
     ]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -52,13 +53,17 @@ class Level(Enum):
     ADMIN_FORCE = "admin_force"
 
 
+_JSON_ANSWER: Mapping[int, Sequence[str]] = MappingProxyType({200: ("application/json",)})
+
+
 class KindedRoute(Route):
     """A Starlette route with a :class:`Kind`; a plug-in's routes are of this class.
 
-    ``body`` is the struct that its arguments are read as (``NoBody`` for none); the
-    OpenAPI document shows it. ``level`` is the key it asks for, where the kind does not
-    say it. ``streams_upload`` lifts ``--max-http-request-bytes``: the route reads its body
-    piece by piece and keeps its own bound.
+    ``level`` is the key it asks for, where the kind does not say it. ``streams_upload``
+    lifts ``--max-http-request-bytes``: the route reads its body piece by piece and keeps
+    its own bound. For the OpenAPI document: ``body`` is the struct that its arguments are
+    read as (``NoBody`` for none), ``answers`` has the media types of each status that is no
+    error, ``errors`` the statuses that its kind does not imply.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class KindedRoute(Route):
         methods: Sequence[str],
         name: str | None = None,
         body: type[msgspec.Struct] | None = None,
+        answers: Mapping[int, Sequence[str]] = _JSON_ANSWER,
+        errors: Sequence[int] = (),
         level: Level | None = None,
         streams_upload: bool = False,
     ) -> None:
@@ -78,6 +85,8 @@ class KindedRoute(Route):
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         self.kind = kind
         self.body = body
+        self.answers = answers
+        self.errors = errors
         self.level = level
         self.streams_upload = streams_upload
 

