@@ -28,14 +28,13 @@ class Batch:
 
     ``rids`` pairs the id of each run with that of the client's request it is a part of,
     None for a request that is no batch. ``is_list`` says whether the reply is a list.
-    ``shown`` may be empty, for nothing particular of any run.
     """
 
     sources: Sequence[str | list[int]]
     samplings: Sequence[SamplingParams]
     rids: Sequence[tuple[str | None, str | None]]
     is_list: bool
-    shown: Sequence[Shown] = ()
+    shown: Sequence[Shown]
 
     def __len__(self) -> int:
         return len(self.sources)

@@ -20,7 +20,7 @@ from hotswap.http.replies import Json, encode
 from hotswap.http.runs import EngineFailed, run_together, submit_all
 from hotswap.http.schemas import GenerateBody
 from hotswap.http.served import Served, served
-from hotswap.http.shown import Shown, decode_of, transcript_of
+from hotswap.http.shown import decode_of, transcript_of
 from hotswap.http.transcription import Transcription
 from hotswap.seams import GenerateRequest, Generator
 
@@ -77,7 +77,7 @@ async def transcriptions(
     """Encode, wait at the door, submit all of ``batch`` or none. Raises: as ``submit_all``."""
     engine = generator_of(serving)
     prompts = await all_encoded(engine.encode, batch.sources, encoders=serving.encoders)
-    shown = batch.shown or [Shown()] * len(batch)
+    shown = batch.shown
     requests = [
         GenerateRequest(
             rid=ticket.engine_rid, input_ids=input_ids, sampling=sampling, logprobs=one.logprobs

@@ -113,5 +113,6 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         sources=[source for batch in batches for source in batch.sources],
         samplings=[sampling for batch in batches for sampling in batch.samplings],
         rids=[pair for batch in batches for pair in batch.rids],
+        shown=[one for batch in batches for one in batch.shown],
         is_list=True,
     )

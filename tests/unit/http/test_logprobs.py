@@ -192,3 +192,18 @@ async def test_a_stop_that_came_too_early_is_shown(serve: Callable[..., Any], st
         await call.next_message()
         texts = [(await call.next_event())["text"] for _ in range(6)]
     assert texts == ["", "ab", "abx", "abx", "abx", "abx"]
+
+
+async def test_submitted_requests_keep_their_stops_too(serve: Callable[..., Any]) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None))
+    sampling = {"stop": "END", "no_stop_trim": True}
+    requests = [{"text": "a", "rid": "r", "sampling_params": sampling}, {"text": "a", "rid": "s"}]
+    assert (await serving.json("POST", "/submit_many", json={"requests": requests}))[0] == 202
+    for rid in "rs":
+        serving.engine.generations[rid].emit(b"aEND")
+        serving.engine.generations[rid].finish("stop", matched="END")
+    texts = [
+        (await serving.json("GET", f"/result/{rid}", params={"timeout": 30}))[1]["text"]
+        for rid in "rs"
+    ]
+    assert texts == ["aEND", "a"]
