@@ -24,6 +24,7 @@ __all__ = [
     "WeightByNameBody",
     "label",
     "pause_mode",
+    "sample_seed",
 ]
 
 Count = Annotated[int, Meta(ge=0)]
@@ -76,6 +77,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(self.temperature):
             raise RequestInvalid("temperature is not finite, wanted 0 or more")
         self._check_sizes()
+        seed = self.seed if self.seed is not None else self.sampling_seed
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
@@ -86,7 +88,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            seed=_seed_of(sample, self.seed if self.seed is not None else self.sampling_seed),
+            seed=sample_seed(seed, sample),
             stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
@@ -183,8 +185,11 @@ class ChecksumBody(msgspec.Struct, frozen=True, kw_only=True):
     action: str = "checksum"
 
 
-def _seed_of(sample: int, seed: int | None) -> int | None:
-    """Seeds that stand side by side must not share samples: the next one is no sum."""
+def sample_seed(seed: int | None, sample: int) -> int | None:
+    """The seed of one of ``n`` samples, from 0 on; the first has ``seed`` itself.
+
+    No sum: seeds that stand side by side must not share samples.
+    """
     if seed is None or sample == 0:
         return seed
     return int.from_bytes(blake2b(f"{seed} {sample}".encode(), digest_size=8).digest())

@@ -25,8 +25,9 @@ from hotswap.http.openai.errors import ParameterRefused
 from hotswap.http.openai.models import check_model
 from hotswap.http.replies import Json
 from hotswap.http.runs import submit_all
+from hotswap.http.schemas import sample_seed
 from hotswap.http.served import Served, served
-from hotswap.http.transcript import Transcript
+from hotswap.http.shown import Shown, transcript_of
 from hotswap.seams import GenerateRequest, Generator, LogprobsWanted, SamplingParams
 
 __all__ = ["Asked", "Generating", "Kitchen", "Names"]
@@ -165,7 +166,8 @@ async def _begin(
     runs = list(zip(tickets, requests, strict=True))
     generations = await submit_all(kitchen.serving, kitchen.engine, runs)
     transcript = partial(
-        Transcript,
+        transcript_of,
+        shown=Shown(),
         stamp=kitchen.serving.commands.stamp,
         decode=kitchen.decode,
         ignored=ignored,
@@ -175,11 +177,7 @@ async def _begin(
             index=index,
             ticket=ticket,
             generation=generation,
-            transcript=transcript(
-                rid=ticket.rid,
-                prompt_tokens=len(request.input_ids),
-                stops=request.sampling.stop,
-            ),
+            transcript=transcript(ticket.rid, request),
             prompt=prompts[index],
         )
         for index, ((ticket, request), generation) in enumerate(zip(runs, generations, strict=True))
@@ -187,8 +185,8 @@ async def _begin(
 
 
 def _sampled(sampling: SamplingParams, number: int) -> SamplingParams:
-    """One seed would make equal samples: each takes the next one."""
-    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + number)
+    """One seed would make equal samples: each has one of its own."""
+    return replace(sampling, seed=sample_seed(sampling.seed, number))
 
 
 def _rids(whole_id: str, count: int) -> list[str]:
