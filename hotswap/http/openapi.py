@@ -83,8 +83,16 @@ def summary_of(route: KindedRoute) -> str:
 
 def _schemas(routes: Sequence[KindedRoute]) -> dict[str, Any]:
     bodies = {route.body: None for route in routes if route.body is not None}
-    _, components = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
+    _, components = msgspec.json.schema_components(
+        bodies, schema_hook=_anything, ref_template=_REFERENCE
+    )
     return dict(components)
+
+
+def _anything(_kind: type) -> dict[str, object]:
+    """The schema of a field that is looked at by hand, such as an ``object``."""
+    # msgspec takes an empty schema for none.
+    return {"description": "Any value."}
 
 
 def _operation(
