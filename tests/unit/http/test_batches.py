@@ -206,9 +206,9 @@ async def test_equal_texts_are_encoded_once(serve: Callable[..., Any]) -> None:
     class Counting(ScriptedEngine):
         encoded = 0
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             self.encoded += 1
-            return super().encode(text)
+            return super().encode(text, add_special_tokens=add_special_tokens)
 
     serving = serve(engine=Counting())
     await generate(serving, text=["a", "a", "b"], sampling_params={"n": 4})
