@@ -6,6 +6,7 @@ There is no torch in here: the command line has to be read before torch is impor
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -97,9 +98,25 @@ class Settings:
     max_http_request_bytes: int = 1024 * 1024
     graceful_s: float = 5.0
     workers: int = 1
+    server_info: str | None = None
     log_level: str = "info"
     log_format: str = "text"
     plugin_options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def server_info_fields(self) -> dict[str, object]:
+        """``server_info`` as the object that it is. Raises: SettingsError."""
+        if self.server_info is None:
+            return {}
+        try:
+            fields = json.loads(self.server_info)
+        except (ValueError, RecursionError) as error:
+            raise SettingsError(f"--server-info is not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise SettingsError(
+                f"--server-info is a JSON {type(fields).__name__}, wanted an object"
+            )
+        return fields
 
     def __post_init__(self) -> None:
         for name in ("model", "served_model_name", "host"):
@@ -122,6 +139,8 @@ class Settings:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise SettingsError(f"{_flag(name)} is {value}, wanted {least} to {most}")
+        # A wrong one is found now, and not by the first client that asks.
+        _ = self.server_info_fields
         if self.workers != 1:
             raise SettingsError(
                 f"--workers is {self.workers}, wanted 1: each worker would hold its own weights, "
@@ -153,6 +172,7 @@ _HELP: Mapping[str, str] = {
     "max_http_request_bytes": "longest request body that is read",
     "graceful_s": "seconds that requests get to end at a shutdown",
     "workers": "only 1 is possible",
+    "server_info": "JSON object: fields that /server_info shows besides its own, or instead",
     "log_level": "debug, info, warning or error",
     "log_format": "text, or json for one object a line",
 }

@@ -309,6 +309,10 @@ class EmbeddedEngine:
         """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
         await self._loop.call(partial(self._steps.commit, stamp))
 
+    async def beat(self) -> None:
+        """Return between two forward passes: proof that the engine's thread turns."""
+        await self._loop.call(lambda: None)
+
     async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
         """See ``seams.Resettable``. Raises: RuntimeError while not paused."""
         return await self._loop.call(partial(self._steps.reset, skipped))

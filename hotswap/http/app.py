@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from hotswap.http import control, native, requests, schemas, status, weights
+from hotswap.http import control, native, requests, schemas
 from hotswap.http.body_limit import BodyLimit
 from hotswap.http.envelope import ErrorEnvelope, error_reply
 from hotswap.http.events import Events
@@ -27,6 +26,7 @@ from hotswap.http.openapi import openapi
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
+from hotswap.http.weight_routes import introspection_routes, weight_routes
 from hotswap.plugins import Plugins
 from hotswap.seams import Engine
 from hotswap.settings import Settings
@@ -70,32 +70,8 @@ def core_routes() -> list[KindedRoute]:
             answers={200: ("application/json", "text/plain")},
             level=Level.ADMIN_OPTIONAL,
         ),
-        KindedRoute(
-            "/update_weights_from_disk",
-            weights.update_weights_from_disk,
-            kind=Kind.UPDATE,
-            methods=["POST"],
-            body=schemas.DiskUpdateBody,
-        ),
-        KindedRoute(
-            "/get_weights_by_name",
-            weights.get_weights_by_name,
-            kind=Kind.LOOKUP,
-            methods=["GET", "POST"],
-            body=schemas.WeightByNameBody,
-        ),
-        KindedRoute(
-            "/weights_checker",
-            weights.weights_checker,
-            kind=Kind.LOOKUP,
-            methods=["GET", "POST"],
-            body=schemas.ChecksumBody,
-        ),
-        *_look_up("/get_weight_version", "/weight_version"),
-        *_probes({"/health": status.health, "/ready": status.ready}),
-        KindedRoute("/status", status.status, kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
-        KindedRoute("/get_model_info", status.model_info, kind=Kind.OPEN, methods=["GET"]),
+        *weight_routes(),
+        *introspection_routes(),
         KindedRoute("/hotswap/v1/state", native.state, kind=Kind.OPEN, methods=["GET"]),
         KindedRoute(
             "/hotswap/v1/events",
@@ -113,22 +89,6 @@ def core_routes() -> list[KindedRoute]:
         ),
         KindedRoute("/openapi.json", openapi, kind=Kind.OPEN, methods=["GET"]),
         *openai_routes(),
-    ]
-
-
-def _probes(endpoints: Mapping[str, Callable[..., Any]]) -> list[KindedRoute]:
-    """Their 503 is an answer, and not an error."""
-    answers = {200: ("application/json",), 503: ("application/json",)}
-    return [
-        KindedRoute(path, endpoint, kind=Kind.OPEN, methods=["GET"], answers=answers)
-        for path, endpoint in endpoints.items()
-    ]
-
-
-def _look_up(*paths: str) -> list[KindedRoute]:
-    return [
-        KindedRoute(path, weights.get_weight_version, kind=Kind.LOOKUP, methods=["GET"])
-        for path in paths
     ]
 
 

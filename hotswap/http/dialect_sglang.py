@@ -14,7 +14,9 @@ from hotswap.admission import WhilePaused
 from hotswap.http.errors import (
     GR_TABLE,
     DuplicateRequestId,
+    Forbidden,
     NoSuchWeight,
+    Unauthorized,
     Wire,
     message_of,
     wire_of,
@@ -72,6 +74,8 @@ class SglangDialect:
         """Both envelopes; for paths and methods that do not exist, Starlette's own."""
         if isinstance(error, HTTPException):
             return {"detail": error.detail}
+        if isinstance(error, Unauthorized | Forbidden):
+            return {"error": type(error).__name__}
         message = self._message(error, wire)
         body: dict[str, object] = {
             "object": "error",

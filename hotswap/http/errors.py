@@ -30,6 +30,7 @@ __all__ = [
     "ShuttingDown",
     "TooManyRequests",
     "Unauthorized",
+    "WeightsDiffer",
     "Wire",
     "error_body",
     "message_of",
@@ -92,6 +93,10 @@ class NoSuchWeight(NotFound):
     """The request names a weight that the model does not have."""
 
 
+class WeightsDiffer(RequestError):
+    """The live weights are not what they were compared with; the message names tensors."""
+
+
 class PayloadTooLarge(RequestError):
     """The body is longer than this server reads."""
 
@@ -132,6 +137,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     RouteDisabled: Wire(status=403, code="route_disabled"),
     NotFound: Wire(status=404, code="not_found"),
     NoSuchWeight: Wire(status=404, code="not_found"),
+    WeightsDiffer: Wire(status=400, code="weights_differ"),
     PayloadTooLarge: Wire(status=413, code="payload_too_large"),
     EngineDown: Wire(status=503, code="engine_not_running"),
     ShuttingDown: Wire(status=503, code="shutting_down"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,13 +14,15 @@ from hotswap.seams import SamplingParams
 from hotswap.types import PauseMode
 
 __all__ = [
-    "ChecksumBody",
+    "CheckerBody",
     "DiskUpdateBody",
     "FlushBody",
     "GenerateBody",
     "NoBody",
     "PauseBody",
+    "RelabelBody",
     "SamplingBody",
+    "SessionBody",
     "WeightByNameBody",
     "label",
     "pause_mode",
@@ -179,10 +181,26 @@ class WeightByNameBody(msgspec.Struct, frozen=True, kw_only=True):
     truncate_size: Count = 100
 
 
-class ChecksumBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``/weights_checker``."""
+class CheckerBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/weights_checker``. Nothing here is quantised, so no error of it is to be allowed."""
 
     action: str = "checksum"
+    allow_quant_error: bool = False
+    selector: Literal["all", "target"] = "all"
+    skip_tensor_list: list[str] = []
+
+
+class RelabelBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/update_weight_version``."""
+
+    new_version: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | int
+    abort_all_requests: bool = True
+
+
+class SessionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``/begin_weight_update``. There is no draft model to select."""
+
+    selector: Literal["all", "target"] = "all"
 
 
 def sample_seed(seed: int | None, sample: int) -> int | None:

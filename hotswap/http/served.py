@@ -11,24 +11,31 @@ from starlette.requests import Request
 
 from hotswap.attempt import UpdateNews
 from hotswap.http.dialect import Dialect, dialect_of
+from hotswap.http.errors import NotFound
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.http.observation import Observation
 from hotswap.http.submissions import Submissions
+from hotswap.http.update_session import WeightSession
 from hotswap.plugins import Plugins
-from hotswap.seams import Engine
+from hotswap.seams import Engine, Inspector
 from hotswap.settings import Settings
 from hotswap.state import Machine
-from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
+from hotswap.types import EngineLoad, PauseMode, Placement, Update, UpdateReport, WeightStamp
+from hotswap.weights.snapshot import WeightSnapshot
 
 __all__ = [
     "Admission",
+    "Beating",
     "Commands",
     "Counts",
     "Describing",
     "Living",
+    "Loaded",
     "Paused",
     "Served",
     "caches_of",
+    "inspector_of",
+    "load_of",
     "served",
 ]
 
@@ -148,6 +155,24 @@ class Living(Protocol):
         ...
 
 
+@runtime_checkable
+class Beating(Protocol):
+    """An engine that can say whether its own thread turns."""
+
+    async def beat(self) -> None:
+        """Return between two forward passes."""
+        ...
+
+
+@runtime_checkable
+class Loaded(Protocol):
+    """An engine that counts more than its requests."""
+
+    def load(self) -> EngineLoad:
+        """How busy it is now."""
+        ...
+
+
 def caches_of(engine: Engine) -> object:
     """Hits, misses and entries of the engine's prefix cache; None for one without."""
     return getattr(engine, "cache_stats", None)
@@ -175,6 +200,9 @@ class Served:
     submissions: Submissions = field(default_factory=Submissions)
     encoders: anyio.CapacityLimiter = field(default_factory=_one_thread)
     scrapers: anyio.CapacityLimiter = field(default_factory=_one_thread)
+    session: WeightSession = field(default_factory=WeightSession)
+    snapshot: WeightSnapshot | None = None
+    health_s: float = 20.0
     dialect: Dialect = field(init=False)
     observation: Observation = field(init=False)
     _source: tuple[int, str] = field(init=False)
@@ -206,6 +234,18 @@ class Served:
     def engine_alive(self) -> bool:
         """Whether forward passes are still possible at all."""
         return self.engine.alive if isinstance(self.engine, Living) else True
+
+
+def inspector_of(serving: Served) -> Inspector:
+    """The engine, if it shows its weights. Raises: NotFound."""
+    if not isinstance(serving.engine, Inspector):
+        raise NotFound("this server's engine does not show its weights")
+    return serving.engine
+
+
+def load_of(serving: Served) -> EngineLoad:
+    """How busy the engine is; zeros for what it does not count."""
+    return serving.engine.load() if isinstance(serving.engine, Loaded) else EngineLoad()
 
 
 def served(request: Request) -> Served:

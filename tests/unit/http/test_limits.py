@@ -27,7 +27,9 @@ def nested(depth: int) -> bytes:
 
 @pytest.mark.parametrize(
     # The stream of events has no end.
-    "route", [one for one in core_routes() if one.path != "/hotswap/v1/events"], ids=repr
+    "route",
+    [one for one in core_routes() if one.path != "/hotswap/v1/events"],
+    ids=repr,
 )
 @pytest.mark.parametrize("depth", [400, 700, 980, 5000])
 async def test_no_route_fails_over_deep_json(serving: Any, route: KindedRoute, depth: int) -> None:

@@ -137,6 +137,7 @@ async def test_native_state(serving: Any) -> None:
             "reasons": ["paused"],
             "weights": WEIGHTS,
             "updates": [],
+            "session": None,
             "in_flight": {"running": 0, "waiting": 0, "holding_kv": 0},
         },
     )

@@ -1,4 +1,3 @@
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hotswap.errors import (
     UpdateRejected,
     UpdateRolledBack,
 )
-from hotswap.http.weights import rank_checksum
 from hotswap.plugins import Plugins, Refusal
 from hotswap.state import IDLE_OR_PAUSES
 from hotswap.types import LoadMode, PauseMode, WeightStamp
@@ -236,44 +234,3 @@ async def test_bad_lookups(serving: Any, body: dict[str, object]) -> None:
     status, reply = await serving.json("POST", "/get_weights_by_name", json=body)
 
     assert (status, reply["error"]["code"]) == (400, "validation_error")
-
-
-@pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", {"action": "checksum"})])
-async def test_weights_checker(serving: Any, method: str, body: object) -> None:
-    serving.engine.tensors["a.bias"] = torch.tensor([7.0])
-    status, reply = await serving.json(method, "/weights_checker", json=body)
-
-    checksums = {"embed.weight": f"{15:016x}", "a.bias": f"{7:016x}"}
-    of_rank = sha256(
-        f"a.bias{checksums['a.bias']}embed.weight{checksums['embed.weight']}".encode()
-    ).hexdigest()
-    assert status == 200
-    assert set(reply) == {"success", "message", "ranks", "per_engine_checksum"}
-    assert reply["success"] is True
-    (rank,) = reply["ranks"]
-    assert rank["checksums"] == checksums
-    assert rank["per_gpu_checksum"] == of_rank
-    assert rank["parallelism_info"] == {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "dp_rank": 0,
-        "dp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "rank": 0,
-        "size": 1,
-    }
-    assert reply["per_engine_checksum"] == sha256(of_rank.encode()).hexdigest()
-
-
-async def test_another_action_names_the_supported(serving: Any) -> None:
-    status, body = await serving.json("POST", "/weights_checker", json={"action": "snapshot"})
-
-    assert status == 400
-    assert "'snapshot'" in body["error"]["message"]
-    assert "checksum" in body["error"]["message"]
-
-
-def test_a_rank_s_checksum_does_not_depend_on_order() -> None:
-    assert rank_checksum({"a": "1", "b": "2"}) == rank_checksum({"b": "2", "a": "1"})
-    assert rank_checksum({"a": "1"}) != rank_checksum({"a": "2"})

@@ -1,0 +1,113 @@
+"""The routes about weights, and those that say what server this is."""
+
+from __future__ import annotations
+
+from hotswap.http import (
+    probes,
+    server_info,
+    status,
+    weight_session,
+    weight_version,
+    weights,
+    weights_checker,
+)
+from hotswap.http.routes import Kind, KindedRoute
+from hotswap.http.schemas import (
+    CheckerBody,
+    DiskUpdateBody,
+    NoBody,
+    RelabelBody,
+    SessionBody,
+    WeightByNameBody,
+)
+
+__all__ = ["introspection_routes", "weight_routes"]
+
+
+def weight_routes() -> list[KindedRoute]:
+    """Change the weights, name them, show them."""
+    return [
+        KindedRoute(
+            "/update_weights_from_disk",
+            weights.update_weights_from_disk,
+            kind=Kind.UPDATE,
+            methods=["POST"],
+            body=DiskUpdateBody,
+        ),
+        KindedRoute(
+            "/update_weight_version",
+            weight_version.update_weight_version,
+            kind=Kind.CONTROL,
+            methods=["POST"],
+            body=RelabelBody,
+        ),
+        KindedRoute(
+            "/begin_weight_update",
+            weight_session.begin_weight_update,
+            kind=Kind.CONTROL,
+            methods=["POST"],
+            body=SessionBody,
+        ),
+        KindedRoute(
+            "/end_weight_update",
+            weight_session.end_weight_update,
+            kind=Kind.CONTROL,
+            methods=["POST"],
+            body=NoBody,
+        ),
+        KindedRoute(
+            "/get_weights_by_name",
+            weights.get_weights_by_name,
+            kind=Kind.LOOKUP,
+            methods=["GET", "POST"],
+            body=WeightByNameBody,
+        ),
+        KindedRoute(
+            "/weights_checker",
+            weights_checker.weights_checker,
+            kind=Kind.CONTROL,
+            methods=["GET", "POST"],
+            body=CheckerBody,
+        ),
+        *(
+            KindedRoute(path, weight_version.get_weight_version, kind=Kind.LOOKUP, methods=["GET"])
+            for path in ("/get_weight_version", "/weight_version")
+        ),
+    ]
+
+
+def introspection_routes() -> list[KindedRoute]:
+    """Say how the server is and what it runs; none of them waits for a command."""
+    endpoints = {
+        "/status": status.status,
+        "/model_info": status.model_info,
+        "/get_model_info": status.model_info,
+        "/server_info": server_info.server_info,
+        "/get_server_info": server_info.server_info,
+        "/v1/loads": server_info.loads,
+        "/get_load": server_info.get_load,
+    }
+    return [
+        *_probes(),
+        *(
+            KindedRoute(path, endpoint, kind=Kind.OPEN, methods=["GET"])
+            for path, endpoint in endpoints.items()
+        ),
+    ]
+
+
+def _probes() -> list[KindedRoute]:
+    """Their 503 is an answer, and not an error."""
+    with_a_body = {"/health": status.health, "/ready": status.ready}
+    without = {"/health_generate": probes.health_generate, "/ping": probes.ping}
+    return [
+        KindedRoute(
+            path,
+            endpoint,
+            kind=Kind.OPEN,
+            methods=["GET"],
+            answers={200: types, 503: types},
+        )
+        for endpoints, types in ((with_a_body, ("application/json",)), (without, ()))
+        for path, endpoint in endpoints.items()
+    ]
