@@ -16,6 +16,7 @@ from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import NotFound
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
+from hotswap.http.logprobs import check_prompts
 from hotswap.http.replies import Json, encode
 from hotswap.http.runs import EngineFailed, run_together, submit_all
 from hotswap.http.schemas import GenerateBody
@@ -78,6 +79,8 @@ async def transcriptions(
     engine = generator_of(serving)
     prompts = await all_encoded(engine.encode, batch.sources, encoders=serving.encoders)
     shown = batch.shown
+    lengths = map(len, prompts)
+    check_prompts(zip(lengths, [one.logprobs for one in shown], strict=True))
     requests = [
         GenerateRequest(
             rid=ticket.engine_rid, input_ids=input_ids, sampling=sampling, logprobs=one.logprobs

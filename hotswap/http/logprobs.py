@@ -15,10 +15,19 @@ from hotswap.http.errors import RequestInvalid
 from hotswap.http.schemas import GenerateBody
 from hotswap.seams import LogprobsWanted, TokenChunk, TokenLogprob
 
-__all__ = ["ScoreSheet", "TokenDecode", "logprobs_wanted"]
+__all__ = [
+    "MAX_PROMPT_SCORES",
+    "ScoreSheet",
+    "TokenDecode",
+    "check_prompts",
+    "logprobs_wanted",
+]
 
 T = TypeVar("T")
 Entry: TypeAlias = tuple[float | None, int, str | None]
+
+MAX_PROMPT_SCORES = 2**21
+"""Log-probabilities of all prompts of one request."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -51,6 +60,23 @@ def logprobs_wanted(body: GenerateBody, count: int, *, many: bool) -> list[Logpr
         else None
         for wanted, start, top, ids in zip(returned, starts, tops, tokens, strict=True)
     ]
+
+
+def check_prompts(runs: Iterable[tuple[int, LogprobsWanted | None]]) -> None:
+    """Bound what all prompts of a batch, given by their lengths, are scored for together.
+
+    Raises: RequestInvalid.
+    """
+    total = sum(
+        max(length - wanted.input_start, 0) * (1 + wanted.top + len(wanted.token_ids))
+        for length, wanted in runs
+        if wanted is not None and wanted.input_start is not None
+    )
+    if total > MAX_PROMPT_SCORES:
+        raise RequestInvalid(
+            f"{total} log-probabilities of prompts asked for, samples counted, wanted at most "
+            f"{MAX_PROMPT_SCORES} in one request; send several requests"
+        )
 
 
 class _Spread:

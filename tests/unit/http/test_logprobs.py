@@ -156,6 +156,22 @@ async def test_what_is_wrong_is_named(serving: Any, body: dict[str, object], nam
     assert named in reply["error"]["message"]
 
 
+async def test_the_prompts_of_a_batch_are_bounded_together(serving: Any) -> None:
+    body = {
+        "text": "x" * 200,
+        "return_logprob": True,
+        "logprob_start_len": 100,
+        "top_logprobs_num": 128,
+        "sampling_params": {"n": 163},
+    }
+    status, reply = await serving.json("POST", "/generate", json=body)
+    assert status == 400
+    assert f"{163 * 100 * 129} log-probabilities of prompts" in reply["error"]["message"]
+    assert serving.engine.generations == {}
+    body["sampling_params"] = {"n": 162}
+    assert (await serving.json("POST", "/generate", json=body))[0] == 200
+
+
 async def test_texts_need_a_tokenizer(serve: Callable[..., Any]) -> None:
     serving = serve(engine=ScriptedEngine(reply=None, tokenizer=False))
     body = {"input_ids": [1], "rid": "r", "return_logprob": True, "return_text_in_logprobs": True}
