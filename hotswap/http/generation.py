@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotswap.http.batches import Batch, all_encoded, expanded
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import NotFound
+from hotswap.http.errors import ClientGone, NotFound
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.logprobs import check_prompts
@@ -35,8 +35,18 @@ _STREAM_HEADERS = [
 ]
 
 
+# The engine stands still for a reader that is behind, and keeps what the request holds.
+_STALL_S = 60.0
+
+
 class Generate:
-    """An ASGI endpoint, because the reply is sent while the client is watched."""
+    """An ASGI endpoint, because the reply is sent while the client is watched.
+
+    A client that takes longer than ``stall_s`` to read one event counts as gone.
+    """
+
+    def __init__(self, *, stall_s: float = _STALL_S) -> None:
+        self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, of one prompt or of many."""
@@ -56,7 +66,7 @@ class Generate:
 
             async def run() -> None:
                 begun = await transcriptions(serving, batch, tickets, ignored=ignored)
-                reply = _Reply(serving, begun, is_list=batch.is_list)
+                reply = _Reply(serving, begun, is_list=batch.is_list, stall_s=self._stall_s)
                 if body.stream:
                     await reply.stream(send)
                 else:
@@ -106,10 +116,18 @@ async def transcriptions(
 class _Reply:
     """What a client gets of its running requests; with ``is_list`` a list of them."""
 
-    def __init__(self, serving: Served, begun: Sequence[Transcription], *, is_list: bool) -> None:
+    def __init__(
+        self,
+        serving: Served,
+        begun: Sequence[Transcription],
+        *,
+        is_list: bool,
+        stall_s: float,
+    ) -> None:
         self._serving = serving
         self._begun = begun
         self._is_list = is_list
+        self._stall_s = stall_s
         self._sending = anyio.Lock()
 
     async def whole(self) -> object:
@@ -123,7 +141,10 @@ class _Reply:
         return [one.transcript.reply() for one in self._begun]
 
     async def stream(self, send: Send) -> None:
-        """Events of all of them as they come; those of a list say which by ``index``."""
+        """Events of all of them as they come; those of a list say which by ``index``.
+
+        Raises: ClientGone when nobody reads them.
+        """
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         if self._is_list:
             await run_together(
@@ -143,6 +164,8 @@ class _Reply:
 
         try:
             await one.read(tell)
+        except ClientGone:
+            raise
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
             _log.exception("stream %s failed", one.ticket.rid, extra={"rid": one.ticket.rid})
@@ -152,4 +175,8 @@ class _Reply:
         # A server's send is not for several tasks at once.
         async with self._sending:
             body = b"data: " + payload + b"\n\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            with anyio.move_on_after(self._stall_s) as waiting:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        if waiting.cancelled_caught:
+            _log.warning("a client has read nothing for %g s; its request ends", self._stall_s)
+            raise ClientGone

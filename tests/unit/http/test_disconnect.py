@@ -3,10 +3,13 @@ from typing import Any
 
 import anyio
 import pytest
-from starlette.types import Message
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import ClientGone
+from hotswap.http.generation import Generate
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine
 
@@ -210,3 +213,28 @@ async def test_a_request_held_over_a_shutdown_is_not_submitted(serve: Callable[.
 
     assert start["status"] == 503
     assert serving.engine.generations == {}
+
+
+@pytest.mark.parametrize("text", ["a", ["a", "b"]])
+async def test_a_client_that_reads_nothing_counts_as_gone(serving: Any, text: object) -> None:
+    inner = Starlette(routes=[Route("/generate", Generate(stall_s=0.01), methods=["POST"])])
+    inner.state.served = serving.app.state.served
+    serving.engine.reply = None
+
+    async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
+        async def never_read(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await anyio.sleep_forever()
+
+        await inner(scope, receive, never_read)
+
+    body = {"text": text, "rid": "r", "stream": True}
+    async with AsgiCall(deaf, "POST", "/generate", body) as call:
+        await serving.engine.submitted.wait()
+        generations = list(serving.engine.generations.values())
+        generations[0].emit(b"x")
+        with pytest.raises(ClientGone):
+            await call.finished()
+
+    assert all(one.aborted.is_set() for one in generations)
+    assert len(serving.app.state.served.requests) == 0
