@@ -96,6 +96,8 @@ class PrefixCache:
 
     def shrink_to(self, tokens: int) -> None:
         """Drop the least recently used until no more than ``tokens`` are held."""
+        if self._size_tokens <= tokens:
+            return
         while self._entries and self._size_tokens > tokens:
             self._remove(next(iter(self._entries)))
         self._publish()

@@ -268,7 +268,9 @@ class Scheduler:
         logits = self._model(batch, scored=scored)
         self._count(turns)
         ending = [row for row, turn in enumerate(turns) if turn.is_last]
-        self._choose([turns[row].request for row in ending], logits[ending])
+        if len(ending) < len(turns):
+            logits = logits[ending]
+        self._choose([turns[row].request for row in ending], logits)
 
     def _count(self, turns: Sequence[Turn]) -> None:
         for turn in turns:

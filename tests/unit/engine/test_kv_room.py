@@ -83,7 +83,7 @@ async def test_the_youngest_gives_way_and_is_computed_again(directory: Path) -> 
 
 async def test_many_that_outgrow_the_memory_all_end_as_they_would_alone(directory: Path) -> None:
     many = [[n, *random_ids(20 * n, seed=n)] for n in range(12)]
-    sampling = {"max_new_tokens": 150, "seed": 9, "temperature": 0.5}
+    sampling = {"max_new_tokens": 150}
     async with EmbeddedEngine.from_directory(directory) as plain:
         alone = [await generate(plain, text, **sampling) for text in many]
     async with EmbeddedEngine.from_directory(
