@@ -131,6 +131,7 @@ async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngi
             chunked_prefill_size=settings.chunked_prefill_size,
             max_total_tokens=settings.max_total_tokens or None,
             mem_fraction_static=settings.mem_fraction_static,
+            disable_cuda_graph=settings.disable_cuda_graph,
         )
     except (HotswapError, OSError, ValueError) as error:
         raise StartError(f"cannot load {model}: {error}") from error

@@ -95,6 +95,7 @@ class Settings:
     chunked_prefill_size: int = 512
     max_total_tokens: int = 0
     mem_fraction_static: float = 0.5
+    disable_cuda_graph: bool = False
     max_http_request_bytes: int = 1024 * 1024
     graceful_s: float = 5.0
     workers: int = 1
@@ -169,6 +170,7 @@ _HELP: Mapping[str, str] = {
     "max_total_tokens": "tokens whose keys and values are held at once; 0 sets no bound of its own",
     "mem_fraction_static": "part of the memory that is free once the model is loaded which keys "
     "and values may take",
+    "disable_cuda_graph": "run decode steps on CUDA kernel by kernel; they are captured otherwise",
     "max_http_request_bytes": "longest request body that is read",
     "graceful_s": "seconds that requests get to end at a shutdown",
     "workers": "only 1 is possible",

@@ -15,6 +15,7 @@ import torch
 
 from hotswap.engine.gate import PauseTicket
 from hotswap.engine.generation import EmbeddedGeneration
+from hotswap.engine.graphs import use_cuda_graphs
 from hotswap.engine.in_flight import InFlightLedger
 from hotswap.engine.intake import Intake
 from hotswap.engine.kv import KvShape
@@ -65,6 +66,7 @@ class EmbeddedEngine:
         max_total_tokens: int | None = None,
         mem_fraction_static: float = 0.5,
         prefix_cache_bytes: int | None = None,
+        disable_cuda_graph: bool = False,
         max_unread_chunks: int = 1024,
         stamp: WeightStamp | None = None,
         path: Path | None = None,
@@ -75,6 +77,7 @@ class EmbeddedEngine:
         ``max_total_tokens`` (None: nothing else) and the fraction of the memory that is
         free now bound the tokens whose keys and values are held. ``prefix_cache_bytes``
         of them, None for the default of the device, may be of texts that have ended.
+        On CUDA decode steps are captured once, unless ``disable_cuda_graph``.
         A request stands still while ``max_unread_chunks`` of it wait to be read.
         """
         config = loaded.model.config
@@ -90,6 +93,10 @@ class EmbeddedEngine:
             head_dim=config.head_dim,
             dtype=weight.dtype,
             device=weight.device,
+        )
+        # Before memory is shared out: graphs take some.
+        self._has_graphs = not disable_cuda_graph and use_cuda_graphs(
+            loaded.model, max_running=max_running_requests
         )
         self._room = KvRoom(
             tokens_that_fit(
@@ -144,6 +151,7 @@ class EmbeddedEngine:
         max_total_tokens: int | None = None,
         mem_fraction_static: float = 0.5,
         prefix_cache_bytes: int | None = None,
+        disable_cuda_graph: bool = False,
         max_unread_chunks: int = 1024,
         vocab_multiple: int = VOCAB_MULTIPLE,
         stamp: WeightStamp | None = None,
@@ -165,6 +173,7 @@ class EmbeddedEngine:
             max_total_tokens=max_total_tokens,
             mem_fraction_static=mem_fraction_static,
             prefix_cache_bytes=prefix_cache_bytes,
+            disable_cuda_graph=disable_cuda_graph,
             max_unread_chunks=max_unread_chunks,
             stamp=stamp,
             path=directory,
@@ -266,6 +275,7 @@ class EmbeddedEngine:
             "device": str(self._kv_shape.device),
             "has_tokenizer": self._intake.has_codec,
             "max_running_requests": self._max_running,
+            "cuda_graphs": self._has_graphs,
         }
 
     def manifest(self) -> Manifest:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from hotswap.engine.attention import TextAttention
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.linear import Linear, empty_parameter
-from hotswap.engine.rope import rotate
+from hotswap.engine.rope import Rotation, rotate
 
 __all__ = ["Attention", "DecoderLayer", "Mlp", "RmsNorm"]
 
@@ -30,13 +30,10 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of new tokens against each text's own keys and values."""
+    """The projections of grouped-query attention; ``TextAttention`` is between them."""
 
-    def __init__(
-        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self._layer = layer
         self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
         self._head_dim = config.head_dim
         self.qkv_proj = Linear(
@@ -59,22 +56,15 @@ class Attention(nn.Module):
             self.q_norm = RmsNorm(config.head_dim, eps, dtype=dtype, device=device)
             self.k_norm = RmsNorm(config.head_dim, eps, dtype=dtype, device=device)
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        attention: TextAttention,
-    ) -> torch.Tensor:
-        """``[tokens x hidden]`` to the same; stores the new keys and values."""
+    def heads(self, hidden: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries ``[tokens x heads x head_dim]`` and what ``TextAttention`` stores of them."""
         fused = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
         turning, values = fused.tensor_split((self._heads + self._kv_heads,), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = turning.tensor_split((self._heads,), dim=1)
             turning = torch.cat((self.q_norm(queries), self.k_norm(keys)), dim=1)
         queries, keys = rotate(turning, *rotation).tensor_split((self._heads,), dim=1)
-        seen = attention.attend(self._layer, queries, torch.cat((keys, values), dim=1))
-        mixed: torch.Tensor = self.o_proj(seen.flatten(-2))
-        return mixed
+        return queries, torch.cat((keys, values), dim=1)
 
 
 class Mlp(nn.Module):
@@ -102,20 +92,26 @@ class DecoderLayer(nn.Module):
         self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer, dtype=dtype, device=device)
+        self.number = layer
+        self.self_attn = Attention(config, dtype=dtype, device=device)
         self.mlp = Mlp(config, dtype=dtype, device=device)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RmsNorm(size, eps, dtype=dtype, device=device)
         self.post_attention_layernorm = RmsNorm(size, eps, dtype=dtype, device=device)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        attention: TextAttention,
+        self, hidden: torch.Tensor, rotation: Rotation, attention: TextAttention
     ) -> torch.Tensor:
-        """``[tokens x hidden]`` to the same."""
-        attended: torch.Tensor = self.self_attn(self.input_layernorm(hidden), rotation, attention)
+        """``[tokens x hidden]`` to the same; stores the new keys and values."""
+        return self.after(hidden, attention.attend(self.number, *self.before(hidden, rotation)))
+
+    def before(self, hidden: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention wants: see ``Attention.heads``."""
+        return self.self_attn.heads(self.input_layernorm(hidden), rotation)
+
+    def after(self, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """``[tokens x hidden]``, once attention has ``seen`` ``[tokens x heads x head_dim]``."""
+        attended: torch.Tensor = self.self_attn.o_proj(seen.flatten(-2))
         hidden = hidden + attended
         transformed: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + transformed

@@ -8,6 +8,7 @@ tensors lie in them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from hotswap.engine.config import ModelConfig
 from hotswap.engine.layers import DecoderLayer, RmsNorm
 from hotswap.engine.linear import Linear, empty_parameter, is_slow, linear
 from hotswap.engine.logprobs import ScoredRows
-from hotswap.engine.rope import RotaryEmbedding
+from hotswap.engine.rope import RotaryEmbedding, Rotation
 from hotswap.weights.mapping import FusedPart, FusedRule
 
 __all__ = ["VOCAB_MULTIPLE", "CausalLm", "fused_rules", "padded_rows"]
@@ -44,6 +45,18 @@ class Embedding(nn.Module):
         return functional.embedding(tokens, self.weight)
 
 
+class Graphs(Protocol):
+    """Forward passes that were captured; see ``hotswap.engine.graphs``."""
+
+    def fit(self, batch: Batch) -> bool:
+        """Whether there is one for a batch like this."""
+        ...
+
+    def run(self, batch: Batch, attention: TextAttention) -> torch.Tensor:
+        """What :meth:`Decoder.forward` returns."""
+        ...
+
+
 class Decoder(nn.Module):
     """Everything under ``model.`` in a checkpoint."""
 
@@ -53,23 +66,33 @@ class Decoder(nn.Module):
         super().__init__()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
         self.embed_tokens = Embedding(vocab_rows, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
+        self.blocks = tuple(
             DecoderLayer(config, layer, dtype=dtype, device=device)
             for layer in range(config.num_layers)
         )
+        self.layers = nn.ModuleList(self.blocks)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.rotary_emb = RotaryEmbedding(config.rope, config.head_dim, device=device)
+        self.graphs: Graphs | None = None
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """``[tokens x hidden]``, before the last norm; float32 where the model's dtype is slow."""
-        hidden: torch.Tensor = self.embed_tokens(batch.tokens)
-        if is_slow(hidden):
-            hidden = hidden.float()
-        rotation = self.rotary_emb(batch.positions, batch.lengths, dtype=hidden.dtype)
         attention = TextAttention(batch.segments, heads=self._heads, kv_heads=self._kv_heads)
-        for layer in self.layers:
+        if self.graphs is not None and self.graphs.fit(batch):
+            return self.graphs.run(batch, attention)
+        hidden, rotation = self.begin(batch.tokens, batch.positions, batch.lengths)
+        for layer in self.blocks:
             hidden = layer(hidden, rotation, attention)
         return hidden
+
+    def begin(
+        self, tokens: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, Rotation]:
+        """What the first layer gets; each argument is ``[tokens]`` int64."""
+        hidden: torch.Tensor = self.embed_tokens(tokens)
+        if is_slow(hidden):
+            hidden = hidden.float()
+        return hidden, self.rotary_emb(positions, lengths, dtype=hidden.dtype)
 
 
 class CausalLm(nn.Module):

@@ -13,7 +13,10 @@ from torch import nn
 
 from hotswap.engine.rope_parameters import RopeParameters, RopeType
 
-__all__ = ["RotaryEmbedding", "inverse_frequencies", "rotate"]
+__all__ = ["RotaryEmbedding", "Rotation", "inverse_frequencies", "rotate"]
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cos and sin of every token, the same for every layer."""
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
@@ -97,7 +100,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(
         self, positions: torch.Tensor, lengths: torch.Tensor, *, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Rotation:
         """Cos and sin, each ``[tokens x 1 x head_dim]`` in ``dtype``, for :func:`rotate`.
 
         ``positions`` and ``lengths`` are ``[tokens]`` int64. ``lengths`` is the
