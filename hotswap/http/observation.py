@@ -19,7 +19,7 @@ from hotswap.metrics import (
     UpdateMetrics,
 )
 from hotswap.state import State
-from hotswap.types import InFlightCounts, WeightStamp
+from hotswap.types import EngineLoad, InFlightCounts, WeightStamp
 
 if TYPE_CHECKING:
     from hotswap.http.served import Served
@@ -88,7 +88,20 @@ class _Live:
         )
         yield "hotswap_event_readers", "Readers of events.", self._events.readers
         yield "hotswap_engine_alive", "1 while forward passes are possible.", served.engine_alive
+        load = getattr(served.engine, "load", None)
+        if isinstance(load, EngineLoad):
+            yield from _load(load)
         cache = getattr(served.engine, "cache_stats", None)
         if cache is not None:
             yield "hotswap_prefix_cache_entries", "Cached prefixes.", cache.entries
             yield "hotswap_prefix_cache_bytes", "Bytes of cached prefixes.", cache.size_bytes
+
+
+def _load(load: EngineLoad) -> Iterator[tuple[str, str, float]]:
+    yield "hotswap_requests_stalled", "Waiting for a client that does not read.", load.stalled
+    yield "hotswap_requests_running_limit", "Most requests in a pass.", load.max_running
+    yield "hotswap_requests_waiting_limit", "Most requests that may wait.", load.max_queued
+    yield "hotswap_kv_tokens_used", "Tokens whose keys and values are held.", load.kv_tokens_used
+    yield "hotswap_kv_tokens_limit", "Tokens whose keys and values fit.", load.kv_tokens_total
+    yield "hotswap_prefill_tokens_total", "Tokens computed to start texts.", load.prefill_tokens
+    yield "hotswap_retractions_total", "Requests that lost keys and values.", load.retractions

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from hotswap._version import __version__
@@ -41,7 +46,7 @@ class LiveServer(Protocol):
 
     @property
     def numbers(self) -> Iterable[tuple[str, str, float]]:
-        """Further gauges: name, what it says, value."""
+        """Further ones: name, what it says, value. A counter's name ends in ``_total``."""
         ...
 
 
@@ -63,7 +68,8 @@ class ServerGauges(Collector):
         yield _gauge("hotswap_requests_running", "Requests in forward passes.", in_flight.running)
         yield _gauge("hotswap_requests_waiting", "Requests that wait to run.", in_flight.waiting)
         for name, text, value in server.numbers:
-            yield _gauge(name, text, value)
+            counts = name.endswith("_total")
+            yield (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, value=value)
         yield InfoMetricFamily("hotswap_build", "This program.", value={"version": __version__})
 
 

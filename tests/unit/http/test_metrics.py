@@ -10,9 +10,12 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from hotswap.api_keys import ApiKey
+from hotswap.engine.prefix_cache import CacheStats
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.testing.asgi_call import AsgiCall
-from hotswap.types import PauseMode
+from hotswap.testing.scripted_engine import ScriptedEngine
+from hotswap.types import EngineLoad, PauseMode
 from tests.markdown_blocks import ROOT
 from tests.unit.http.conftest import Serving
 
@@ -147,7 +150,37 @@ async def test_a_collector_that_never_ends_gets_503(
         slow.go_on.set()
 
 
-async def test_every_metric_is_documented_and_none_besides(serving: Serving) -> None:
+class Knowing(ScriptedEngine):
+    """An engine that knows its load and its cache."""
+
+    load = EngineLoad(stalled=1, max_running=8, kv_tokens_total=4096, retractions=5)
+    cache_stats = CacheStats(entries=3, size_bytes=100)
+
+
+async def test_what_an_engine_knows_of_its_load(serve: Callable[..., Serving]) -> None:
+    now = await scraped(serve(engine=Knowing()))
+    assert now["hotswap_requests_stalled"] == 1
+    assert now["hotswap_requests_running_limit"] == 8
+    assert now["hotswap_kv_tokens_limit"] == 4096
+    assert now["hotswap_retractions_total"] == 5
+    assert (now["hotswap_prefix_cache_entries"], now["hotswap_prefix_cache_bytes"]) == (3, 100)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/prometheus", "/hotswap/v1/events"])
+async def test_on_a_server_with_keys_the_normal_one_is_needed(
+    serve: Callable[..., Serving], path: str
+) -> None:
+    serving = serve(api_key=ApiKey("user"), admin_api_key=ApiKey("admin"))
+    once = {"stream": "false"}
+    assert (await serving.client.get(path, params=once)).status_code == 401
+    headers = {"Authorization": "Bearer user"}
+    assert (await serving.client.get(path, headers=headers, params=once)).status_code == 200
+
+
+async def test_every_metric_is_documented_and_none_besides(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(engine=Knowing())
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(hotswap_\w+)`", page))
     text = (await serving.client.get("/metrics")).text
@@ -155,5 +188,4 @@ async def test_every_metric_is_documented_and_none_besides(serving: Serving) -> 
         family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         for family in text_string_to_metric_families(text)
     }
-    cache = {"hotswap_prefix_cache_entries", "hotswap_prefix_cache_bytes"}
-    assert documented == shown | cache
+    assert documented == shown
