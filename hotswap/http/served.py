@@ -168,6 +168,7 @@ class Beating(Protocol):
 class Loaded(Protocol):
     """An engine that counts more than its requests."""
 
+    @property
     def load(self) -> EngineLoad:
         """How busy it is now."""
         ...
@@ -245,7 +246,7 @@ def inspector_of(serving: Served) -> Inspector:
 
 def load_of(serving: Served) -> EngineLoad:
     """How busy the engine is; zeros for what it does not count."""
-    return serving.engine.load() if isinstance(serving.engine, Loaded) else EngineLoad()
+    return serving.engine.load if isinstance(serving.engine, Loaded) else EngineLoad()
 
 
 def served(request: Request) -> Served:

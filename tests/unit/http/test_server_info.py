@@ -32,6 +32,7 @@ COMPARED = {
 
 
 class CountingEngine(ScriptedEngine):
+    @property
     def load(self) -> EngineLoad:
         return EngineLoad(kv_tokens_used=25, kv_tokens_total=100)
 
