@@ -260,3 +260,38 @@ async def test_each_of_many_requests_has_one_final_reply(
     await nothing_is_left(client)
     # Ids are free again, but for those whose results are kept.
     await client.generate(PROMPTS[0], 1, rid=rids[0])
+
+
+@pytest.fixture
+async def narrow(a: Path) -> AsyncIterator[Client]:
+    """One request runs, two wait; whoever meets a closed gate turns back."""
+    flags = ("--max-running-requests", "1", "--max-queued-requests", "2")
+    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1"}) as process:
+        async with client_of(process.base_url) as client:
+            yield client
+            await nothing_is_left(client)
+        assert "Traceback" not in process.log, process.log
+
+
+async def test_a_full_queue_and_a_pause_refuse_the_whole_of_a_request(narrow: Client) -> None:
+    body = generate_body(PROMPTS[0], LONG)
+    batch = body | {"input_ids": [list(PROMPTS[0])] * 8}
+    many = {"requests": [body | {"request_id": f"m{at}"} for at in range(8)]}
+    for path, sent in (("/generate", batch), ("/submit_many", many)):
+        status, reply = await narrow.post(path, **sent)
+        assert (status, reply["error"]["code"]) == (429, "overloaded"), path
+        assert reply["error"]["retryable"]
+        await nothing_is_left(narrow)
+
+    await narrow.pause("abort")
+    one = body | {"request_id": "m0"}
+    for path, sent in (("/submit", one), ("/submit_many", {"requests": [one]})):
+        status, reply = await narrow.post(path, **sent)
+        assert (status, reply["error"]["code"]) == (503, "paused"), path
+    assert (await narrow.get("/requests"))[1]["count"] == 0
+    await narrow.resume()
+
+    status, reply = await narrow.post("/submit", **one)
+    assert (status, reply) == (202, {"request_id": "m0"})
+    assert (await narrow.post("/cancel", request_id="m0"))[1]["cancelled"]
+    assert (await result(narrow, "m0"))["state"] == "aborted"
