@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
         if record.stack_info:
             line["stack"] = record.stack_info
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        return _without_passwords(_dumped({**self.context(), **fields, **line}))
+        return _without_passwords(_dumped({**line, **self.context(), **fields, **line}))
 
 
 def configure_logs(*, level: str, style: str) -> None:

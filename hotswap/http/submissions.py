@@ -144,7 +144,7 @@ class Submissions:
             state = "aborted" if begun.transcript.finish == "abort" else "finished"
             status, body = 200, _body(rid, state, begun.transcript.reply())
         except Exception as error:
-            _log.exception("request %s failed", rid)
+            _log.exception("request %s failed", rid, extra={"rid": rid})
             state = "failed"
             status, envelope = failed(error)
             body = {"request_id": rid, "state": state, **envelope}

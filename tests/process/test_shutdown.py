@@ -261,6 +261,30 @@ async def test_streams_end_with_a_reason(long: Path, paused: str | None) -> None
     assert "Traceback" not in server.log
 
 
+async def test_an_openai_stream_ends_with_a_reason_too(long: Path) -> None:
+    with ServerProcess(long, environ={"OMP_NUM_THREADS": "1"}) as server:
+        body = {"model": "m", "prompt": "hello", "stream": True, "max_tokens": 60_000}
+        async with (
+            client_of(server.base_url) as client,
+            client.http.stream(
+                "POST", "/v1/completions", json=body | {"ignore_eos": True}
+            ) as reply,
+        ):
+            lines = []
+            async for line in reply.aiter_lines():
+                if line:
+                    lines.append(line)
+                if len(lines) == 2:
+                    os.kill(server.pid, signal.SIGTERM)
+                    lines.append("")
+
+        assert lines[-1] == "data: [DONE]"
+        last = json.loads(lines[-2].removeprefix("data: "))
+        assert last["choices"][0]["finish_reason"] == "abort"
+        assert await ended(server) == 0
+    assert "Traceback" not in server.log
+
+
 async def test_a_pause_that_drains_gets_503_and_its_streams_end(long: Path) -> None:
     with ServerProcess(long, environ={"OMP_NUM_THREADS": "1"}) as server:
         async with watching(server.base_url) as (client, watched), Streams(client) as streams:
