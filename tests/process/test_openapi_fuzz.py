@@ -1,0 +1,51 @@
+"""The live server keeps to its own OpenAPI document, whatever is sent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from schemathesis import GenerationMode
+
+from hotswap.testing.server import ServerProcess
+from tests.process.schema_fuzz import fuzz, operations_of
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def fuzzed(a: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(a, environ={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+        assert server.exit_code is None
+        assert "Traceback" not in server.log, server.log
+
+
+def fuzz_all(server: ServerProcess, *, examples: int) -> None:
+    """Every operation with requests that fit its schema, and with some that do not."""
+    with server.client() as client:
+        operations = operations_of(client)
+        assert len(operations) > 15
+        for name, operation in sorted(operations.items()):
+            seen = fuzz(operation, server.base_url, examples=examples)
+            assert seen, name
+            takes = operation.body or operation.query
+            if takes:
+                fuzz(
+                    operation,
+                    server.base_url,
+                    examples=examples,
+                    mode=GenerationMode.NEGATIVE,
+                )
+            # What the last one may have closed is open for the next.
+            client.post("/continue_generation").raise_for_status()
+        body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
+        assert client.post("/generate", json=body).status_code == 200
+
+
+def test_no_request_of_the_document_breaks_the_server(fuzzed: ServerProcess) -> None:
+    fuzz_all(fuzzed, examples=5)
+
+
+@pytest.mark.long
+def test_many_requests_of_the_document_do_not_either(fuzzed: ServerProcess) -> None:
+    fuzz_all(fuzzed, examples=200)
