@@ -311,16 +311,6 @@ def test_a_plugin_that_fails_costs_its_own_metrics_only(
     assert len(caplog.records) == 2
 
 
-def test_two_apps_in_one_process_measure_apart() -> None:
-    first, second = Exposition(), Exposition()
-    for exposition in (first, second):
-        RequestMetrics(exposition.registry)
-        UpdateMetrics(exposition.registry)
-        ResponseMetrics(exposition.registry)
-    ResponseMetrics(Exposition().registry).note(route="/x", method="GET", status=200)
-    assert samples(first) == samples(second)
-
-
 def test_instruments_may_be_scraped_from_another_thread() -> None:
     exposition = Exposition()
     metrics = ResponseMetrics(exposition.registry)

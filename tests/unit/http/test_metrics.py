@@ -52,6 +52,21 @@ async def test_generation_is_counted(serving: Serving) -> None:
     assert now["hotswap_http_generation_requests"] == 0
 
 
+async def test_two_apps_in_one_process_measure_apart(serve: Callable[..., Serving]) -> None:
+    first, second = serve(), serve()
+    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
+    await first.client.post("/generate", json=body)
+    await first.client.post("/pause_generation")
+
+    theirs, others = await scraped(first), await scraped(second)
+
+    assert theirs["hotswap_prompt_tokens_total"] == 3
+    assert theirs["hotswap_state[('state', 'paused')]"] == 1
+    assert others["hotswap_prompt_tokens_total"] == 0
+    assert others["hotswap_state[('state', 'serving')]"] == 1
+    assert not [name for name in others if "responses" in name or "commands" in name]
+
+
 @pytest.mark.parametrize("command", [Command.UPDATE, Command.FLUSH, Command.SLEEP])
 async def test_a_scrape_waits_for_no_command(serving: Serving, command: Command) -> None:
     machine: Machine = serving.commands.machine
