@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from contrib.bench import health, memory, token_gap, updates
+from contrib.bench import generation, health, memory, token_gap, updates
 from contrib.bench.results import Report, table
 
 _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
@@ -16,6 +16,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "token_gap": token_gap.run,
     "health": health.run,
     "memory": memory.run,
+    "generation": generation.run,
 }
 
 
