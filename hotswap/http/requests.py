@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -14,7 +14,7 @@ from hotswap.http.batches import Batch
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import NotFound
 from hotswap.http.generation import generator_of, transcriptions
-from hotswap.http.json_body import arguments
+from hotswap.http.json_body import arguments, converted, ignored_names, named_values
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.schemas import NoBody
@@ -69,8 +69,10 @@ def routes() -> list[KindedRoute]:
 async def submit(request: Request) -> Response:
     """Take one request; 202 once the engine has it."""
     serving = served(request)
-    body = await arguments(request, SubmitBody, limit_bytes=_limit(serving))
-    (rid,) = await _accepted(request, serving, body.batch())
+    values = await named_values(request, limit_bytes=_limit(serving))
+    batch = converted(values, SubmitBody).batch()
+    ignored = ignored_names(values, SubmitBody)
+    (rid,) = await _accepted(request, serving, batch, ignored=ignored)
     return Json({"request_id": rid}, status_code=202)
 
 
@@ -78,7 +80,7 @@ async def submit_many(request: Request) -> Response:
     """Take all of several requests, or none of them."""
     serving = served(request)
     body = await arguments(request, SubmitManyBody, limit_bytes=_limit(serving))
-    rids = await _accepted(request, serving, body.batch())
+    rids = await _accepted(request, serving, body.batch(), ignored=body.ignored())
     return Json({"request_ids": rids}, status_code=202)
 
 
@@ -148,7 +150,9 @@ async def one_request(request: Request) -> Response:
     return Json(_row(served(request), request.path_params["request_id"]))
 
 
-async def _accepted(request: Request, serving: Served, batch: Batch) -> list[str]:
+async def _accepted(
+    request: Request, serving: Served, batch: Batch, *, ignored: Sequence[str]
+) -> list[str]:
     """Have every request of ``batch`` run in the background. Raises: as ``submit_all``."""
     generator_of(serving)
     with ExitStack() as stack:
@@ -162,7 +166,7 @@ async def _accepted(request: Request, serving: Served, batch: Batch) -> list[str
         tickets = [submission.ticket for submission in expected]
 
         async def accept() -> None:
-            begun = await transcriptions(serving, batch, tickets)
+            begun = await transcriptions(serving, batch, tickets, ignored=ignored)
             # No await any more: who has been told of a disconnect has started nothing.
             for submission, one in zip(expected, begun, strict=True):
                 serving.submissions.begin(submission, one, failed=failed)

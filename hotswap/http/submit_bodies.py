@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from hotswap.http.batches import Batch, expanded
 from hotswap.http.errors import RequestInvalid, TooManyRequests
-from hotswap.http.json_body import converted
+from hotswap.http.json_body import converted, ignored_names
 from hotswap.http.schemas import GenerateBody, Rid, SamplingBody
 
 __all__ = ["MAX_SUBMITTED", "AbortBody", "CancelBody", "ResultBody", "SubmitBody", "SubmitManyBody"]
@@ -71,6 +71,11 @@ class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
                 "send several calls"
             )
         return _joined([self._one(number) for number in range(len(self.requests))])
+
+    def ignored(self) -> list[str]:
+        """Fields that had no effect in one request at least."""
+        every = {name: None for one in self.requests for name in one}
+        return ignored_names(every, SubmitBody)
 
     def _one(self, number: int) -> Batch:
         try:

@@ -94,6 +94,16 @@ async def test_text_and_sampling_parameters_and_the_other_name_of_the_id(serving
     assert (request.input_ids, request.sampling.top_k) == ([97, 98], 3)
 
 
+async def test_fields_without_effect_are_named_in_the_reply(serving: Any) -> None:
+    await submit(serving, request_id="r", return_logprob=True)
+    one = {"input_ids": [97], "stream": True}
+    requests = [one | {"request_id": "x"}, one | {"request_id": "y", "lora": 1}]
+    await serving.json("POST", "/submit_many", json={"requests": requests})
+
+    assert (await final(serving, "r"))[1]["meta_info"]["ignored"] == ["return_logprob"]
+    assert (await final(serving, "x"))[1]["meta_info"]["ignored"] == ["lora", "stream"]
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
