@@ -20,6 +20,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # A URL may bring a password to the place where weights are fetched from.
 _USER_OF_URL = re.compile(r"(?<=://)[^/\s@]+@")
 
+# Clients choose request ids and versions: these must neither begin a line of their own
+# nor move the cursor of whoever reads the log.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 Context = Callable[[], Mapping[str, object]]
@@ -30,10 +34,15 @@ def _without_passwords(text: str) -> str:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people; an exception takes several."""
+    """Lines for people; a message is one line, and an exception takes several."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line without the exception; control characters as escapes."""
+        line = super().formatMessage(record)
+        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], line)
 
     def format(self, record: logging.LogRecord) -> str:
         """One record."""
@@ -105,4 +114,4 @@ def _log_uncaught_of_thread(seen: threading.ExceptHookArgs) -> None:
 
 
 def _dumped(line: Mapping[str, object]) -> str:
-    return json.dumps(line, default=str, ensure_ascii=False)
+    return json.dumps(line, default=str)

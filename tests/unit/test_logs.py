@@ -70,6 +70,14 @@ def test_line_breaks_and_exceptions_stay_inside_one_line(formatter: JsonLines) -
     assert line["exception"].endswith("RuntimeError: two\nlines")
 
 
+def test_what_clients_choose_begins_no_line_and_moves_no_cursor(formatter: JsonLines) -> None:
+    chosen = "r\n2026 ERROR forged\r\x1b[2J\u2028\x85 é\t."
+    text = TextLines().format(record("request %s ended", chosen))
+    assert len(text.splitlines()) == len(formatter.format(record(chosen)).splitlines()) == 1
+    assert text.endswith("request r\\n2026 ERROR forged\\r\\x1b[2J\\u2028\\x85 é\t. ended")
+    assert json.loads(formatter.format(record(chosen)))["message"] == chosen
+
+
 def test_fields_do_not_replace_what_a_line_is(formatter: JsonLines) -> None:
     formatter.context = lambda: {"state": "serving", "weight_epoch": 3, "message": "no"}
     line = json.loads(formatter.format(record("yes", state="paused", level="no", logger="no")))
