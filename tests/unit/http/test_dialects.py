@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hotswap.admission import WhilePaused
+from hotswap.api_keys import ApiKey
 from hotswap.errors import (
     Busy,
     HotswapError,
@@ -118,6 +119,17 @@ async def test_what_does_not_exist_has_starlette_s_body(
 
     assert (reply.status_code, reply.json()) == (status, {"detail": detail})
     assert ("allow" in reply.headers) is (status == 405)
+
+
+@pytest.mark.parametrize("path", ["/generate", UPDATE, "/nope"])
+async def test_a_request_without_the_key_gets_sglang_s_body(
+    serve: Callable[..., Any], path: str
+) -> None:
+    serving = serve(dialect="sglang", api_key=ApiKey("k"))
+    reply = await serving.client.post(path, json={})
+
+    assert (reply.status_code, reply.json()) == (401, {"error": "Unauthorized"})
+    assert reply.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
