@@ -79,7 +79,15 @@ class EmbeddedEngine:
         of them, None for the default of the device, may be of texts that have ended.
         On CUDA decode steps are captured once, unless ``disable_cuda_graph``.
         A request stands still while ``max_unread_chunks`` of it wait to be read.
+        Raises: ValueError for bounds under which nothing could run.
         """
+        for name, value in (
+            ("max_running_requests", max_running_requests),
+            ("chunked_prefill_size", chunked_prefill_size),
+            ("max_unread_chunks", max_unread_chunks),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
         config = loaded.model.config
         self._target = loaded.target
         self._path = path

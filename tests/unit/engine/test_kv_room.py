@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -163,6 +164,16 @@ async def test_pauses_while_one_has_given_way(mode: PauseMode, directory: Path) 
             assert [chunks[-1].finish_reason for chunks in ends] == ["abort"] * 3
         else:
             assert [tokens_of(chunks) for chunks in ends] == alone
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_running_requests", "chunked_prefill_size", "max_unread_chunks", "max_total_tokens"],
+)
+def test_bounds_under_which_nothing_could_run_are_refused(name: str, directory: Path) -> None:
+    bounds: dict[str, Any] = {name: 0}
+    with pytest.raises(ValueError, match=name):
+        EmbeddedEngine.from_directory(directory, **bounds)
 
 
 def test_less_than_a_block_is_no_room() -> None:
