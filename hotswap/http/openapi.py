@@ -28,6 +28,7 @@ __all__ = ["document", "openapi", "summary_of"]
 
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
+_TEXT = "text/plain"
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _PATH_SCHEMAS: Mapping[type[Convertor[Any]], Mapping[str, object]] = {
     IntegerConvertor: {"type": "integer", "minimum": 0},
@@ -156,7 +157,7 @@ def _responses(route: KindedRoute, method: str) -> dict[str, object]:
     }
     for status in error_statuses(route, takes_body=method in _BODY_METHODS):
         # A probe's 503 is its answer, and not an error.
-        answers.setdefault(str(status), _error_response(status))
+        answers.setdefault(str(status), _error_response(route, status))
     return answers
 
 
@@ -164,8 +165,9 @@ def _reply_schema(media: str) -> dict[str, object]:
     return {"schema": {} if media == _JSON else {"type": "string"}}
 
 
-def _error_response(status: int) -> dict[str, object]:
-    return {
-        "description": HTTPStatus(status).phrase,
-        "content": {_JSON: {"schema": {"type": "object"}}},
-    }
+def _error_response(route: KindedRoute, status: int) -> dict[str, object]:
+    content: dict[str, object] = {_JSON: {"schema": {"type": "object"}}}
+    if any(_TEXT in medias for medias in route.answers.values()):
+        # What answers as a text in one dialect fails as a text too.
+        content[_TEXT] = _reply_schema(_TEXT)
+    return {"description": HTTPStatus(status).phrase, "content": content}

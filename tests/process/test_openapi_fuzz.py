@@ -13,8 +13,9 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def fuzzed(a: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(a, environ={"OMP_NUM_THREADS": "1"}) as server:
+def fuzzed(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
+    dialect = getattr(request, "param", "gr")
+    with ServerProcess(a, "--dialect", dialect, environ={"OMP_NUM_THREADS": "1"}) as server:
         yield server
         assert server.exit_code is None
         assert "Traceback" not in server.log, server.log
@@ -47,5 +48,6 @@ def test_no_request_of_the_document_breaks_the_server(fuzzed: ServerProcess) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("fuzzed", ["gr", "sglang"], indirect=True)
 def test_many_requests_of_the_document_do_not_either(fuzzed: ServerProcess) -> None:
     fuzz_all(fuzzed, examples=200)

@@ -12,6 +12,9 @@ from hotswap.http.routes import Kind, KindedRoute
 __all__ = ["OpenAiEnvelope", "known_at_start", "openai_reply", "openai_routes"]
 
 
+_WHOLE_OR_STREAM = {200: ("application/json", "text/event-stream")}
+
+
 def openai_routes() -> list[KindedRoute]:
     """Every one of them; their errors are in OpenAI's envelope."""
     return [
@@ -23,6 +26,7 @@ def openai_routes() -> list[KindedRoute]:
             kind=Kind.GENERATE,
             methods=["POST"],
             body=completions.body,
+            answers=_WHOLE_OR_STREAM,
         ),
         KindedRoute(
             "/v1/chat/completions",
@@ -30,5 +34,6 @@ def openai_routes() -> list[KindedRoute]:
             kind=Kind.GENERATE,
             methods=["POST"],
             body=chat_completions.body,
+            answers=_WHOLE_OR_STREAM,
         ),
     ]
