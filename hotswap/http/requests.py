@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_JSON = ("application/json",)
+
+
 def routes() -> list[KindedRoute]:
     """Every route of this module.
 
@@ -49,10 +52,18 @@ def routes() -> list[KindedRoute]:
     """
     generate = partial(KindedRoute, kind=Kind.GENERATE)
     return [
-        generate("/submit", submit, methods=["POST"], body=SubmitBody),
-        generate("/submit_many", submit_many, methods=["POST"], body=SubmitManyBody),
+        generate("/submit", submit, methods=["POST"], body=SubmitBody, answers={202: _JSON}),
+        generate(
+            "/submit_many", submit_many, methods=["POST"], body=SubmitManyBody, answers={202: _JSON}
+        ),
         generate("/poll/{request_id:path}", poll, methods=["GET"], body=NoBody),
-        generate("/result/{request_id:path}", result, methods=["GET"], body=ResultBody),
+        generate(
+            "/result/{request_id:path}",
+            result,
+            methods=["GET"],
+            body=ResultBody,
+            answers={200: _JSON, 202: _JSON},
+        ),
         generate("/cancel", cancel, methods=["POST"], body=CancelBody),
         generate("/requests", all_requests, methods=["GET"], body=NoBody),
         generate("/requests/{request_id:path}", one_request, methods=["GET"], body=NoBody),
