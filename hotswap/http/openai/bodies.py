@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -58,24 +57,21 @@ class GeneratingBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """As the engine takes them. Raises: RequestInvalid."""
-        checked = SamplingBody(
+        return SamplingBody(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
         ).params()
-        return replace(
-            checked,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=self.min_tokens,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-        )
 
 
 class CompletionBody(GeneratingBody, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["answer", "environment", "main"]
 
-_MEMORY_BYTES = 1024**3
+_MEMORY_BYTES = 512 * 1024**2
 _MAX_MESSAGE_CHARACTERS = 500
 
 
