@@ -216,8 +216,9 @@ class LogprobsWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """How likely a token was, natural logarithm, before temperature and penalties.
+    """How likely a token was, natural logarithm, before penalties, top-k, top-p and min-p.
 
+    Output tokens are scored at the request's temperature (greedy ones at 1), a prompt at 1.
     ``logprob`` is None for the first token of a text, which nothing comes before.
     ``top`` (likeliest first) and ``asked`` are pairs of token id and log-probability.
     """

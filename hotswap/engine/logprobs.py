@@ -1,8 +1,9 @@
 """How likely tokens were: log-probabilities of what was put out, and of a prompt.
 
-Rules: natural logarithms, in float32, of the logits as the model gives them, before
-temperature and penalties. A prompt is scored while it is computed: the logits after
-one position score the token at the next.
+Rules: natural logarithms, in float32, before penalties and whatever cuts the choice.
+Output is scored at the request's temperature, as trainers compare it with their own; a
+prompt at 1. A prompt is scored while it is computed: the logits after one position
+score the token at the next.
 """
 
 from __future__ import annotations
@@ -116,7 +117,11 @@ class InputScores:
 
 
 def score_chosen(
-    logits: torch.Tensor, tokens: Sequence[object], wanted: Sequence[LogprobsWanted | None]
+    logits: torch.Tensor,
+    tokens: Sequence[object],
+    wanted: Sequence[LogprobsWanted | None],
+    *,
+    temperatures: Sequence[float],
 ) -> list[TokenLogprob | None]:
     """How likely each token is that ``choose_tokens`` gave, for those who asked for it."""
     scores: list[TokenLogprob | None] = [None] * len(tokens)
@@ -127,7 +132,9 @@ def score_chosen(
     ]
     if asked:
         rows = [row for row, _, _ in asked]
-        found = score(logits[rows], [token for _, token, _ in asked], [one for *_, one in asked])
+        scales = torch.tensor([temperatures[row] for row in rows], device=logits.device)
+        scaled = logits[rows].float() / scales[:, None]
+        found = score(scaled, [token for _, token, _ in asked], [one for *_, one in asked])
         for row, one in zip(rows, found, strict=True):
             scores[row] = one
     return scores

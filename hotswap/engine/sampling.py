@@ -68,6 +68,11 @@ class Sampler:
         return self._params.temperature < _COLDEST or self._params.top_k == 1
 
     @property
+    def temperature(self) -> float:
+        """What logits are divided by; 1 for greedy, which divides by nothing."""
+        return 1.0 if self.is_greedy else min(self._params.temperature, _HOTTEST)
+
+    @property
     def takes_the_likeliest(self) -> bool:
         """Whether the next token is the one with the largest logit, as it comes."""
         return self.is_greedy and not self._penalties.has_effect and self._unstoppable <= 0
@@ -87,7 +92,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor) -> int:
         """Draw from ``[vocabulary]`` float32 on the CPU: temperature, top-k, top-p, min-p."""
         # The same chances, and neither the coldest nor the hottest leaves float32.
-        scaled = (logits - logits.max()) / min(self._params.temperature, _HOTTEST)
+        scaled = (logits - logits.max()) / self.temperature
         tokens: torch.Tensor | None = None
         if 0 < self._params.top_k < scaled.shape[0]:
             scaled, tokens = scaled.topk(self._params.top_k)

@@ -284,8 +284,14 @@ class Scheduler:
 
     def _choose(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
         """Give each request its next token, from ``[requests x vocabulary]``."""
-        tokens = choose_tokens([request.sampler for request in requests], logits)
-        scores = score_chosen(logits, tokens, [request.logprobs for request in requests])
+        samplers = [request.sampler for request in requests]
+        tokens = choose_tokens(samplers, logits)
+        scores = score_chosen(
+            logits,
+            tokens,
+            [request.logprobs for request in requests],
+            temperatures=[sampler.temperature for sampler in samplers],
+        )
         self._last_pass_end = time.perf_counter()
         for request, token, score in zip(requests, tokens, scores, strict=True):
             with self._on_its_own(request, "its next token"):

@@ -118,7 +118,8 @@ async def test_output_and_input_scores_are_those_of_transformers(
 @pytest.mark.parametrize(
     "sampling",
     [
-        {"temperature": 1.7, "seed": 3, "top_k": 20},
+        {"temperature": 1.0, "seed": 3, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1.7, "top_k": 1},
         {"frequency_penalty": 1.5, "presence_penalty": -0.5, "repetition_penalty": 1.4},
         {"min_new_tokens": 8, "stop_token_ids": tuple(range(200))},
     ],
@@ -128,6 +129,16 @@ async def test_they_are_of_the_logits_before_anything_is_done_to_them(
 ) -> None:
     chunks = await scored(engine, PROMPT, **sampling)
     check_all(reference(checkpoint(arch="qwen3")), PROMPT, chunks)
+
+
+async def test_output_is_scored_at_its_temperature_and_a_prompt_at_one(
+    checkpoint: Make, engine: EmbeddedEngine
+) -> None:
+    chunks = await scored(engine, PROMPT, temperature=1.7, seed=3)
+    logits = reference_logits(reference(checkpoint(arch="qwen3")), [*PROMPT, *tokens_of(chunks)])
+    length = len(PROMPT)
+    check((logits / 1.7).log_softmax(-1)[length - 1 : -1], outputs_of(chunks), EVERYTHING)
+    check(logits.log_softmax(-1)[: length - 1], inputs_of(chunks)[1:], EVERYTHING)
 
 
 async def test_a_prompt_longer_than_a_slice_of_rows(
