@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-swap.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial" / "first-swap.md",
+    ROOT / "docs" / "how-to" / "curl.md",
+)
 DIRECTIVES = ("run", "serve", "prepare", "make")
 
 _BLOCK = re.compile(
