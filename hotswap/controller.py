@@ -23,6 +23,7 @@ import anyio
 
 from hotswap.admission import Admission, WhilePaused
 from hotswap.attempt import Attempt, Phase, UpdateNews
+from hotswap.change_lines import fields_of, line_of
 from hotswap.command_queue import CommandQueue, Entry
 from hotswap.counters import Counters, outcome_of
 from hotswap.drain import Drain
@@ -379,34 +380,9 @@ class Controller:
     def _on_change(self, change: Change) -> None:
         self.counters.count_state(change)
         if change.before != change.after:
-            _log.info("%s", _line(change), extra=_fields(change))
+            _log.info("%s", line_of(change), extra=fields_of(change))
         for hook in self._changed_hooks:
             try:
                 hook(change)
             except Exception:
-                _log.exception("a changed hook failed on: %s", _line(change))
-
-
-def _fields(change: Change) -> dict[str, object]:
-    """The same for programs."""
-    before, after = change.states
-    facts = change.after
-    return {
-        "old_state": before,
-        "state": after,
-        "command": change.command,
-        "outcome": change.outcome,
-        "gate": facts.gate or "open",
-        "weights": facts.weights,
-        "kv": facts.kv,
-    }
-
-
-def _line(change: Change) -> str:
-    """One line for the log: ``serving -> paused: pause done (gate abort, weights whole, ...)``."""
-    before, after = change.states
-    facts = change.after
-    return (
-        f"{before} -> {after}: {change.command} {change.outcome or 'begun'} "
-        f"(gate {facts.gate or 'open'}, weights {facts.weights}, kv {facts.kv})"
-    )
+                _log.exception("a changed hook failed on: %s", line_of(change))
