@@ -72,7 +72,9 @@ async def test_nothing_of_the_old_weights_is_met(
         await client.pause(mode)
         await client.update(pair[1], weight_version="1", flush_cache=flush_cache)
         await client.resume()
-        assert await cached(client, PROMPTS[2], new) == 0
+        known = await cached(client, PROMPTS[2], new)
+        # A parked request computes the prefix anew, by the new weights: that may be shared.
+        assert known == 0 or (mode == "retract" and known >= LEAST)
         assert await cached(client, PROMPTS[3], new) >= LEAST
         await frozen.finished()
     # What the frozen request has left behind is of two versions: nobody may have it.
