@@ -1,9 +1,9 @@
 """The longest wait between two streamed tokens while weights are swapped.
 
 The decode step is the stream's median gap before the swap. Counted is the longest
-gap that overlaps the swap, from the request being sent to its reply. The median round
-decides; the worst one is shown, and so is the longest step of a stream that nobody
-swaps under: what the machine alone does to a step.
+gap that overlaps the swap, from the request being sent to its reply. The worst round
+decides, as the target speaks of the longest gap; the note describes the median one. The
+longest step of a stream that nobody swaps under is shown beside it.
 
 * ``swap``: one request with a ``pause_mode``, sent while serving. Staging happens
   beside the stream, the server pauses for the commit alone: the longest gap may be
@@ -213,7 +213,7 @@ def _measures(name: str, swaps: list[_Swap]) -> list[Measure]:
     return [
         Measure(
             name=f"{name}: longest gap beyond the pause",
-            value=median.extra_steps,
+            value=worst.extra_steps,
             unit="steps",
             limit=EXTRA_STEPS,
             note=f"gap {median.gap_ms:.0f} ms, {paused} {median.pause_ms:.0f} ms, "
