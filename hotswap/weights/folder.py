@@ -26,6 +26,7 @@ from hotswap.weights.strict_json import parse_object
 
 __all__ = ["Folder", "OpenFile"]
 
+_PIECE_BYTES = 16 * 2**20
 _MAX_BUFFERS = 1024  # IOV_MAX: what one system call takes
 _MAX_JSON_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
@@ -69,14 +70,15 @@ class OpenFile:
         return self._raw.fileno()
 
     def read_at(self, offset: int, *outs: memoryview) -> None:
-        """Fill ``outs`` (bytes) one after the other from ``offset`` on, without the GIL.
+        """Fill ``outs`` (bytes) one after the other from ``offset`` on, at most 16 MiB a system
+        call, without the GIL.
 
         Raises: OSError when the file ends early or was changed since it was opened.
         """
         fd, end = self.fileno(), offset + sum(map(len, outs))
         left = [out for out in outs if len(out)]
         while left:
-            got = os.preadv(fd, left[:_MAX_BUFFERS], offset)
+            got = os.preadv(fd, _at_once(left), offset)
             if got == 0:
                 raise OSError(
                     f"{self.name} ends at byte {offset}, wanted {end}: "
@@ -201,6 +203,17 @@ class Folder:
             return OpenFile(os.open(f"/proc/self/fd/{pin}", os.O_RDONLY), name=name)
         finally:
             os.close(pin)
+
+
+def _at_once(outs: Sequence[memoryview]) -> list[memoryview]:
+    """As much of the beginning of ``outs`` as one system call reads."""
+    taken, room = list[memoryview](), _PIECE_BYTES
+    for out in outs[:_MAX_BUFFERS]:
+        taken.append(out[:room])
+        room -= len(taken[-1])
+        if not room:
+            break
+    return taken
 
 
 def _without(outs: Sequence[memoryview], count: int) -> list[memoryview]:

@@ -102,16 +102,20 @@ def test_odd_shapes_and_unaligned_offsets_are_exact(tmp_path: Path) -> None:
 def test_reads_of_any_length_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """A system call may deliver less than was asked for."""
+    """A system call asks for 16 MiB at most, and may deliver less than was asked for."""
     big = torch.arange(10 * 2**20 + 1 if at_once > 1 else 20, dtype=torch.int32)
     directory = save(tmp_path, {"model.safetensors": {"first": torch.ones(3), "big": big}})
+    asked: list[int] = []
     preadv = os.preadv
 
     def short(fd: int, buffers: list[memoryview], offset: int) -> int:
+        asked.append(sum(map(len, buffers)))
         return preadv(fd, [buffers[0][:at_once]], offset)
 
     monkeypatch.setattr(os, "preadv", short)
     assert torch.equal(load(directory)["big"], big)
+    assert max(asked) <= 16 * 2**20
+    assert at_once == 1 or max(asked) == 16 * 2**20
 
 
 def test_manifest_names_specs_and_config_before_any_read(tmp_path: Path) -> None:
