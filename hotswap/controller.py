@@ -46,6 +46,7 @@ from hotswap.stopped import StoppedWork
 from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
 from hotswap.uninterrupted import uninterrupted
 from hotswap.update_pipeline import UpdatePipeline
+from hotswap.write_window import WriteWindow
 
 __all__ = ["Controller", "PauseReport"]
 
@@ -82,7 +83,7 @@ class Controller:
         hold_s: float = 60.0,
     ) -> None:
         """``stamp`` and ``facts`` say what the engine booted with. ``queue_wait_s``
-        bounds the wait for other commands, ``hold_s`` that of generation requests."""
+        bounds the wait for other commands and for writes, ``hold_s`` that of requests."""
         self._engine = engine
         self._changed_hooks = tuple(changed)
         self.queue = CommandQueue(wait_s=queue_wait_s)
@@ -98,8 +99,13 @@ class Controller:
             self.machine, while_paused=WhilePaused(while_paused), hold_s=hold_s
         )
         self.machine.observe(self._on_change)
+        self.writes = WriteWindow(wait_s=queue_wait_s)
         self._stopped = StoppedWork(
-            engine, machine=self.machine, queue=self.queue, counters=self.counters
+            engine,
+            machine=self.machine,
+            queue=self.queue,
+            counters=self.counters,
+            window=self.writes,
         )
         self._pipeline = UpdatePipeline(
             engine=engine,
@@ -109,6 +115,7 @@ class Controller:
             placement=placement or Placement(),
             pre_read=pre_read,
             stamp=stamp or WeightStamp(),
+            window=self.writes,
         )
 
     def __repr__(self) -> str:

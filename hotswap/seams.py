@@ -148,7 +148,11 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Inspector(Protocol):
-    """An engine that can show its live weights."""
+    """An engine that can show its live weights.
+
+    It reads and writes in the order in which it is asked: a ``write`` that is called while
+    a read runs comes after all of it.
+    """
 
     async def read_weight(self, name: str, rows: int) -> torch.Tensor:
         """First ``rows`` of dimension 0, float32 or integer, CPU, a copy.

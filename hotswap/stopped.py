@@ -18,6 +18,7 @@ from hotswap.seams import Engine
 from hotswap.state import Command, Machine, Outcome, Situation, forward_allowed
 from hotswap.types import PauseMode
 from hotswap.uninterrupted import uninterrupted
+from hotswap.write_window import WriteWindow
 
 __all__ = ["StoppedWork"]
 
@@ -28,12 +29,19 @@ class StoppedWork:
     """Runs such commands on one engine, each in its turn. Event-loop thread only."""
 
     def __init__(
-        self, engine: Engine, *, machine: Machine, queue: CommandQueue, counters: Counters
+        self,
+        engine: Engine,
+        *,
+        machine: Machine,
+        queue: CommandQueue,
+        counters: Counters,
+        window: WriteWindow,
     ) -> None:
         self._engine = engine
         self._machine = machine
         self._queue = queue
         self._counters = counters
+        self._window = window
 
     def __repr__(self) -> str:
         return f"<StoppedWork {self._machine.state}>"
@@ -74,7 +82,8 @@ class StoppedWork:
     ) -> T:
         outcome = failed
         try:
-            result = await work()
+            with self._window.open():
+                result = await work()
             outcome = Outcome.DONE
         finally:
             await self._settle(outcome, now)

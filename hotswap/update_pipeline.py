@@ -35,6 +35,7 @@ from hotswap.types import (
     WeightStamp,
 )
 from hotswap.uninterrupted import on_worker_thread, uninterrupted
+from hotswap.write_window import WriteWindow
 from hotswap.writes import flush_after_commit, outcome_after, write_everything
 
 __all__ = ["UpdatePipeline"]
@@ -55,6 +56,7 @@ class UpdatePipeline:
         placement: Placement,
         pre_read: Sequence[PreRead],
         stamp: WeightStamp,
+        window: WriteWindow,
     ) -> None:
         self._engine = engine
         self._machine = machine
@@ -62,6 +64,7 @@ class UpdatePipeline:
         self._strategies = strategies
         self._placement = placement
         self._pre_read = pre_read
+        self._window = window
         self._staging = OneAtATime(wait_s=queue.wait_s)
         self._stopping: PauseMode | None = None
         self.stamp = stamp
@@ -186,7 +189,8 @@ class UpdatePipeline:
         stamp = self._next_stamp(attempt.update)
         outcome = Outcome.TORN
         try:
-            await write_everything(transaction, stamp, direct=direct)
+            with self._window.open():
+                await write_everything(transaction, stamp, direct=direct)
             if attempt.update.flush_cache:
                 attempt.entries_cleared = await flush_after_commit(self._engine)
             outcome = Outcome.DONE

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import anyio
+import torch
 from starlette.requests import Request
 
 from hotswap.attempt import UpdateNews
@@ -33,6 +34,7 @@ __all__ = [
     "Loaded",
     "Paused",
     "Served",
+    "Writes",
     "caches_of",
     "inspector_of",
     "load_of",
@@ -59,6 +61,14 @@ class Paused(Protocol):
     @property
     def num_aborted(self) -> int:
         """Requests that it ended."""
+        ...
+
+
+class Writes(Protocol):
+    """When live weights are being written."""
+
+    async def closed(self) -> None:
+        """Return when none is; read before the next ``await``. Raises: Busy."""
         ...
 
 
@@ -101,6 +111,11 @@ class Commands(Protocol):
     @property
     def admission(self) -> Admission:
         """Where generation requests wait or are refused."""
+        ...
+
+    @property
+    def writes(self) -> Writes:
+        """What readers of live weights wait for."""
         ...
 
     def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
@@ -237,11 +252,32 @@ class Served:
         return self.engine.alive if isinstance(self.engine, Living) else True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeWeights:
+    """Satisfies ``Inspector``: each read is of one set of weights, and never of half a commit.
+
+    It waits for a commit to end. Raises: Busy when that takes too long.
+    """
+
+    engine: Inspector
+    writes: Writes
+
+    async def read_weight(self, name: str, rows: int) -> torch.Tensor:
+        """See ``seams.Inspector``."""
+        await self.writes.closed()
+        return await self.engine.read_weight(name, rows)
+
+    async def checksums(self) -> dict[str, str]:
+        """See ``seams.Inspector``."""
+        await self.writes.closed()
+        return await self.engine.checksums()
+
+
 def inspector_of(serving: Served) -> Inspector:
     """The engine, if it shows its weights. Raises: NotFound."""
     if not isinstance(serving.engine, Inspector):
         raise NotFound("this server's engine does not show its weights")
-    return serving.engine
+    return WholeWeights(engine=serving.engine, writes=serving.commands.writes)
 
 
 def load_of(serving: Served) -> EngineLoad:

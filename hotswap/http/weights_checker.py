@@ -20,6 +20,7 @@ from hotswap.http.replies import Json
 from hotswap.http.schemas import CheckerBody
 from hotswap.http.served import Served, inspector_of, served
 from hotswap.seams import Resettable
+from hotswap.state import Weights
 from hotswap.types import Placement
 from hotswap.weights.snapshot import WeightSnapshot, without
 
@@ -47,7 +48,7 @@ async def _checksum(serving: Served, body: CheckerBody) -> dict[str, object]:
     checksums = without(await inspector_of(serving).checksums(), body.skip_tensor_list)
     of_rank = rank_checksum(checksums)
     return {
-        "message": f"Computed checksums of {len(checksums)} tensors.",
+        "message": f"Computed checksums of {len(checksums)} tensors.{_warning(serving)}",
         "ranks": [
             {
                 "checksums": checksums,
@@ -61,7 +62,8 @@ async def _checksum(serving: Served, body: CheckerBody) -> dict[str, object]:
 
 async def _snapshot(serving: Served, _body: CheckerBody) -> dict[str, object]:
     serving.snapshot = WeightSnapshot(checksums=await inspector_of(serving).checksums())
-    return {"message": f"Took a snapshot of {len(serving.snapshot.checksums)} tensors."}
+    count = len(serving.snapshot.checksums)
+    return {"message": f"Took a snapshot of {count} tensors.{_warning(serving)}"}
 
 
 async def _reset_tensors(serving: Served, body: CheckerBody) -> dict[str, object]:
@@ -90,6 +92,12 @@ _ACTIONS: Mapping[str, Callable[[Served, CheckerBody], Awaitable[dict[str, objec
     "reset_tensors": _reset_tensors,
     "compare": _compare,
 }
+
+
+def _warning(serving: Served) -> str:
+    """What to know of weights that are no one checkpoint."""
+    weights = serving.commands.machine.facts.weights
+    return "" if weights is Weights.WHOLE else f" The weights are not whole: {weights}."
 
 
 def rank_checksum(checksums: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import anyio
 from hotswap.attempt import UpdateNews
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
+from hotswap.write_window import WriteWindow
 
 __all__ = ["FakeAdmission", "FakeCommands", "FakePause"]
 
@@ -64,6 +65,7 @@ class FakeCommands:
     last_update: UpdateReport | None = None
     counters: FakeCounters = field(default_factory=FakeCounters)
     admission: FakeAdmission = field(default_factory=FakeAdmission)
+    writes: WriteWindow = field(default_factory=lambda: WriteWindow(wait_s=30.0))
     reasons: list[str] = field(default_factory=list)
     refusal: Exception | None = None
     gate: anyio.Event | None = None

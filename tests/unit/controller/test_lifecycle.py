@@ -187,6 +187,7 @@ async def test_reprs() -> None:
         placement=Placement(),
         pre_read=(),
         stamp=WeightStamp(version="7"),
+        window=rig.controller.writes,
     )
     assert repr(pipeline) == f"<UpdatePipeline {pipeline.stamp}>"
     assert repr(rig.engine) == (

@@ -7,6 +7,7 @@ import torch
 from hotswap.errors import InFlight
 from hotswap.http.weights_checker import NEVER_RESET, rank_checksum
 from hotswap.state import State
+from hotswap.write_window import WriteWindow
 
 CHECKER = "/weights_checker"
 
@@ -126,3 +127,33 @@ async def test_bad_fields_are_named(serving: Any, fields: dict[str, object]) -> 
 
     assert (status, body["success"]) == (400, False)
     assert next(iter(fields)) in body["message"]
+
+
+@pytest.mark.parametrize(("dialect", "wanted"), [("gr", 409), ("sglang", 400)])
+async def test_a_read_that_waits_too_long_for_a_commit_may_come_again(
+    serve: Any, dialect: str, wanted: int
+) -> None:
+    serving = serve(dialect=dialect)
+    serving.commands.writes = WriteWindow(wait_s=0)
+    await act(serving, "snapshot")
+    with serving.commands.writes.open():
+        for path, body in (
+            (CHECKER, {"action": "checksum"}),
+            (CHECKER, {"action": "snapshot"}),
+            (CHECKER, {"action": "compare"}),
+            ("/get_weights_by_name", {"name": "embed.weight"}),
+        ):
+            status, reply = await serving.json("POST", path, json=body)
+            assert (status, "half old, half new" in str(reply)) == (wanted, True), (body, reply)
+            if dialect == "gr":
+                assert reply["error"]["code"] == "busy"
+                assert reply["error"]["retryable"] is True
+    assert (await act(serving, "compare"))[0] == 200
+
+
+async def test_weights_that_are_not_whole_are_shown_and_said_to_be_so(serving: Any) -> None:
+    await act(serving, "reset_tensors")
+    for action in ("checksum", "snapshot"):
+        status, reply = await act(serving, action)
+        assert status == 200
+        assert reply["message"].endswith("The weights are not whole: torn.")
