@@ -28,7 +28,7 @@ WORKERS ?= 2
 # Tests share few cores: one thread of arithmetic a process, or they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --timeout 300
 
-.PHONY: help setup demo serve lint test test-long test-gpu bench clean
+.PHONY: help setup demo serve lint test test-long test-gpu bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,13 @@ test-gpu: $(READY) ## tests that need CUDA
 
 bench: $(READY) ## what an update costs, against a plain copy_
 	$(BIN)/python -m contrib.bench $(ARGS)
+
+# The wheel is built from the sdist, so that what the sdist lacks is missed here.
+dist: $(READY) ## build wheels and sdists of hotswap and its plug-ins, and check them
+	@rm -rf dist
+	@for package in . $(PLUGINS); do \
+	$(BIN)/python -m build --no-isolation --outdir dist "$$package"; done
+	@$(BIN)/python -m twine check --strict dist/*
 
 clean: ## remove .venv, the demo's and the benchmarks' files and every cache
 	rm -rf $(VENV) .demo .bench build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

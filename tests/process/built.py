@@ -1,0 +1,57 @@
+"""The project's sources copied to a place of their own, and what is built from them.
+
+Building writes ``*.egg-info`` beside the sources, and other tests read those of the
+checkout meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.markdown_blocks import ROOT
+
+__all__ = ["PACKAGES", "build_wheel", "copy_sources", "output_of"]
+
+PACKAGES = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
+"""The directories of everything that is released: the core, then each plug-in."""
+
+_LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist", ".*")
+
+
+def copy_sources(to: Path) -> Path:
+    """What building needs: packages, plug-ins, their metadata and the Makefile."""
+    to.mkdir()
+    for name in ("hotswap", "plugins"):
+        shutil.copytree(ROOT / name, to / name, ignore=_LEFT_OUT)
+    for name in ("LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, to / name)
+    return to
+
+
+def build_wheel(sources: Path, into: Path) -> Path:
+    """Build one package with this environment's setuptools; the wheel's path."""
+    before = set(into.glob("*.whl"))
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(into)]
+    output_of([*build, str(sources)])
+    (wheel,) = set(into.glob("*.whl")) - before
+    return wheel
+
+
+def output_of(command: Sequence[str], *, cwd: Path | None = None, limit_s: float = 240.0) -> str:
+    """Run a command that must succeed; everything that it printed."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
