@@ -28,7 +28,7 @@ WORKERS ?= 2
 # Tests share few cores: one thread of arithmetic a process, or they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --timeout 300
 
-.PHONY: help setup demo serve lint test test-long test-gpu bench dist clean
+.PHONY: help setup demo serve lint test test-long test-gpu bench dist docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ dist: $(READY) ## build wheels and sdists of hotswap and its plug-ins, and check
 	@for package in . $(PLUGINS); do \
 	$(BIN)/python -m build --no-isolation --outdir dist "$$package"; done
 	@$(BIN)/python -m twine check --strict dist/*
+
+docs: $(READY) ## build the documents as a site in build/docs, to be read without a network
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "docs: open build/docs/index.html"
 
 clean: ## remove .venv, the demo's and the benchmarks' files and every cache
 	rm -rf $(VENV) .demo .bench build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
