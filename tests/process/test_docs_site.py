@@ -1,4 +1,4 @@
-"""``make docs``: every page is in the navigation, every link leads somewhere, all of it is local."""
+"""``make docs``: all pages are in the navigation, all links lead somewhere, nothing is fetched."""
 
 from __future__ import annotations
 
