@@ -10,15 +10,23 @@ from types import ModuleType
 from typing import TypeVar, cast
 
 import pluggy
+from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from hotswap.errors import PluginError
-from hotswap.hookspecs import API_VERSION, GROUP, EngineFactory, Hooks, StrategyFactory
+from hotswap.hookspecs import (
+    API_VERSION,
+    GROUP,
+    OLDEST_API_VERSION,
+    EngineFactory,
+    Hooks,
+    StrategyFactory,
+)
 from hotswap.options import Option
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
 from hotswap.state import Change
 
-__all__ = ["Contribution", "Finder", "dist_of"]
+__all__ = ["Contribution", "Finder", "api_version_fault", "dist_of"]
 
 _PREFIX = "hotswap_"
 _API_ATTRIBUTE = "hotswap_api_version"
@@ -38,6 +46,7 @@ class Contribution:
     engines: Mapping[str, EngineFactory]
     options: tuple[Option, ...]
     routes: tuple[BaseRoute, ...]
+    metrics: tuple[Collector, ...]
     pre_read: tuple[PreReadHook, ...]
     post_write: tuple[PostWriteHook, ...]
     changed: tuple[ChangedHook, ...]
@@ -105,6 +114,7 @@ class Finder(pluggy.PluginManager):
             engines=_factories(bound, "hotswap_engines"),
             options=_options(bound),
             routes=_routes(bound),
+            metrics=_metrics(bound),
             pre_read=tuple(
                 PreReadHook(name=dist, call=call) for call in _async(bound, "hotswap_pre_read")
             ),
@@ -159,14 +169,28 @@ def _hook_names(plugin: object) -> list[str]:
     ]
 
 
-def _check_api_version(plugin: object) -> None:
-    version = getattr(plugin, _API_ATTRIBUTE, None)
-    if type(version) is not int or version != API_VERSION:
-        seen = "is missing" if version is None else f"is {version!r}"
-        raise PluginError(
-            f"{_API_ATTRIBUTE} {seen}, this hotswap wants {API_VERSION}; "
-            "install a release of the plug-in that was made for it"
+def api_version_fault(
+    stated: object, *, oldest: int = OLDEST_API_VERSION, newest: int = API_VERSION
+) -> str | None:
+    """Why a plug-in that states ``stated`` cannot be used, and what to do; None when it can."""
+    if type(stated) is int and oldest <= stated <= newest:
+        return None
+    understood = f"{newest}" if oldest == newest else f"{oldest} to {newest}"
+    seen = "is missing" if stated is None else f"is {stated!r}"
+    todo = f"state the one that the plug-in was written for, {_API_ATTRIBUTE} = {newest}"
+    if type(stated) is int:
+        todo = (
+            "upgrade hotswap, or install an older release of the plug-in"
+            if stated > newest
+            else "install a newer release of the plug-in"
         )
+    return f"{_API_ATTRIBUTE} {seen}, this hotswap wants {understood}; {todo}"
+
+
+def _check_api_version(plugin: object) -> None:
+    fault = api_version_fault(getattr(plugin, _API_ATTRIBUTE, None))
+    if fault is not None:
+        raise PluginError(fault)
 
 
 def _check_functions(plugin: object) -> None:
@@ -229,6 +253,17 @@ def _routes(bound: _Bound) -> tuple[BaseRoute, ...]:
                 "make it a hotswap.http.KindedRoute"
             )
     return routes
+
+
+def _metrics(bound: _Bound) -> tuple[Collector, ...]:
+    collectors = _listed(bound, "hotswap_metrics", object)
+    for collector in collectors:
+        if isinstance(collector, type) or not callable(getattr(collector, "collect", None)):
+            raise PluginError(
+                f"hotswap_metrics returned {collector!r}, which has no collect(); make it an "
+                "instrument of prometheus_client with registry=None, or a Collector"
+            )
+    return cast(tuple[Collector, ...], collectors)
 
 
 def _async(bound: _Bound, hook: str) -> list[Callable[[str, str | None], Awaitable[None]]]:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
+from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from hotswap.errors import PluginError
@@ -23,19 +25,24 @@ from hotswap.hookspecs import GROUP, EngineFactory, StrategyFactory
 from hotswap.options import Option
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
 from hotswap.plugin_loading import Contribution, Finder, dist_of
-from hotswap.seams import LoadStrategy
+from hotswap.seams import Engine, LoadStrategy
 
 __all__ = [
+    "EMBEDDED",
     "LoadedPlugin",
     "Plugins",
     "Refusal",
     "load_plugins",
     "missing_strategy_message",
+    "resolve_engine",
     "resolve_strategies",
 ]
 
+EMBEDDED = "embedded"
+"""The name of hotswap's own engine, which no plug-in can take."""
+
 _log = logging.getLogger(__name__)
-_STRATEGY = re.compile(r"[a-z][a-z0-9-]*")
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,21 @@ class LoadedPlugin:
     module: str
     hooks: tuple[str, ...]
     strategies: tuple[str, ...]
+    engines: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+
+    @property
+    def brings(self) -> str:
+        """In one line: what it adds to a server, else which hooks it has."""
+        lists = {
+            "strategies": self.strategies,
+            "engines": self.engines,
+            "flags": self.flags,
+            "routes": self.routes,
+        }
+        added = [f"{kind}: {', '.join(names)}" for kind, names in lists.items() if names]
+        return "; ".join(added or [f"hooks: {', '.join(self.hooks) or 'none'}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +92,7 @@ class Plugins:
     engines: Mapping[str, EngineFactory] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     routes: tuple[BaseRoute, ...] = ()
+    metrics: tuple[Collector, ...] = ()
     pre_read: tuple[PreReadHook, ...] = ()
     post_write: tuple[PostWriteHook, ...] = ()
     changed: tuple[ChangedHook, ...] = ()
@@ -78,20 +101,25 @@ class Plugins:
 
 
 def load_plugins(
-    *, reserved_options: Collection[str] = (), found: Iterable[EntryPoint] | None = None
+    *,
+    reserved_options: Collection[str] = (),
+    reserved_routes: Collection[str] = (),
+    found: Iterable[EntryPoint] | None = None,
 ) -> Plugins:
     """Import and check every installed plug-in. Never raises for a bad one.
 
-    ``reserved_options`` are the names of the server's own options. ``found`` replaces
-    the installed entry points of the group ``hotswap``, for embedders.
+    ``reserved_options`` are the names of the server's own options, ``reserved_routes``
+    the paths of its own routes. ``found`` replaces the installed entry points of the
+    group ``hotswap``, for embedders.
     """
     finder = Finder()
     taken: list[Contribution] = []
     refusals: list[Refusal] = []
+    own = _Own(options=reserved_options, routes=reserved_routes)
     for entry_point in sorted(entry_points(group=GROUP) if found is None else found, key=_order):
         try:
             contribution = finder.load(entry_point)
-            _check_clashes(contribution, taken, reserved_options)
+            _check_clashes(contribution, taken, own)
         except PluginError as error:
             refusals.append(_refusal(entry_point, error))
             _log.warning("plug-in refused: %s", refusals[-1])
@@ -114,14 +142,44 @@ def resolve_strategies(
     }
 
 
+def resolve_engine(
+    plugins: Plugins, name: str, option_values: Mapping[str, object]
+) -> AbstractAsyncContextManager[Engine]:
+    """The engine ``name`` of a plug-in, not running yet, made from the option values.
+
+    Raises: PluginError naming the dist to install when no plug-in brings it, or the
+    engine whose factory refused the values or made something else.
+    """
+    factory = plugins.engines.get(name)
+    if factory is None:
+        known = [EMBEDDED, *plugins.engines]
+        raise PluginError(_missing_message("engine", name, known, plugins.refusals))
+    try:
+        engine = factory(option_values)
+    except Exception as error:
+        raise PluginError(f"engine {name!r} cannot start: {error}") from error
+    if not isinstance(engine, AbstractAsyncContextManager):
+        raise PluginError(
+            f"engine {name!r}: its factory made a {type(engine).__name__}, wanted an "
+            "asynchronous context manager that runs the engine"
+        )
+    return engine
+
+
 def missing_strategy_message(name: str, plugins: Plugins) -> str:
     """What to do about a strategy that no plug-in in use brings."""
+    return _missing_message("load strategy", name, plugins.strategies, plugins.refusals)
+
+
+def _missing_message(
+    kind: str, name: str, known: Iterable[str], refusals: Iterable[Refusal]
+) -> str:
     dist = f"hotswap-{name}"
-    seen = f"load strategy {name!r} is not installed (installed: {_listed(plugins.strategies)})"
-    for refusal in plugins.refusals:
+    seen = f"{kind} {name!r} is not installed (installed: {_listed(known)})"
+    for refusal in refusals:
         if refusal.name == dist:
             return f"{seen}: {dist} is, but was refused at load: {refusal.reason}"
-    if not _STRATEGY.fullmatch(name):
+    if not _NAME.fullmatch(name):
         return f"{seen}, and its name is none that a plug-in could have"
     return f"{seen}: pip install {dist}, then restart the server"
 
@@ -141,11 +199,24 @@ def _make_strategy(
     return strategy
 
 
-def _check_clashes(
-    new: Contribution, taken: Iterable[Contribution], reserved_options: Collection[str]
-) -> None:
-    reserved = {f"--{name}" for name in (*reserved_options, "help")}
-    _refuse_shared("flag", new.flags, reserved, "hotswap itself")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """Names that the server itself has."""
+
+    options: Collection[str]
+    routes: Collection[str]
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Both forms of every option's flag: argparse knows no difference."""
+        names = (*self.options, "help")
+        return frozenset(f"--{prefix}{name}" for name in names for prefix in ("", "no-"))
+
+
+def _check_clashes(new: Contribution, taken: Iterable[Contribution], own: _Own) -> None:
+    _refuse_shared("flag", new.flags, own.flags, "hotswap itself")
+    _refuse_shared("route", new.route_paths, own.routes, "hotswap itself")
+    _refuse_shared("engine", new.engines, (EMBEDDED,), "hotswap itself")
     for earlier in taken:
         _refuse_shared("load strategy", new.strategies, earlier.strategies, earlier.dist)
         _refuse_shared("engine", new.engines, earlier.engines, earlier.dist)
@@ -167,6 +238,7 @@ def _combine(taken: list[Contribution], refusals: list[Refusal]) -> Plugins:
         engines={name: make for plugin in taken for name, make in plugin.engines.items()},
         options=tuple(option for plugin in taken for option in plugin.options),
         routes=tuple(route for plugin in taken for route in plugin.routes),
+        metrics=tuple(collector for plugin in taken for collector in plugin.metrics),
         pre_read=tuple(hook for plugin in taken for hook in plugin.pre_read),
         post_write=tuple(hook for plugin in taken for hook in plugin.post_write),
         changed=tuple(hook for plugin in taken for hook in plugin.changed),
@@ -177,6 +249,9 @@ def _combine(taken: list[Contribution], refusals: list[Refusal]) -> Plugins:
                 module=plugin.module,
                 hooks=plugin.hooks,
                 strategies=tuple(plugin.strategies),
+                engines=tuple(plugin.engines),
+                flags=tuple(f"--{option.name}" for option in plugin.options),
+                routes=tuple(sorted(plugin.route_paths)),
             )
             for plugin in taken
         ),

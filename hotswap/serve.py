@@ -11,8 +11,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,11 +35,11 @@ from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.logs import configure_logs, tell_of_server
-from hotswap.plugins import Plugins, resolve_strategies
-from hotswap.seams import LoadStrategy
+from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
+from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
 from hotswap.stop_signals import StopSignals, end_for_certain
-from hotswap.types import WeightStamp
+from hotswap.types import PauseMode, WeightStamp
 
 __all__ = ["StartError", "run", "take_port"]
 
@@ -89,13 +94,14 @@ def _checkpoint(settings: Settings) -> Path:
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
     strategies = _strategies(settings, plugins)
-    async with _engine(settings, model) as engine:
+    stamp = WeightStamp(version=dialect_of(settings).boot_version)
+    async with _engine(settings, plugins, model, stamp) as engine:
         controller = Controller(
             engine,
             strategies=strategies,
             pre_read=plugins.pre_read,
             changed=plugins.changed,
-            stamp=engine.stamp,
+            stamp=stamp,
             while_paused=paused_policy(settings),
             hold_s=settings.hold_s,
         )
@@ -112,35 +118,67 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
 
 def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrategy]:
     try:
-        return resolve_strategies(plugins, settings.plugin_options)
+        return resolve_strategies(plugins, settings.option_values)
     except HotswapError as error:
         raise StartError(str(error)) from error
 
 
-@asynccontextmanager
-async def _engine(settings: Settings, model: Path) -> AsyncIterator[EmbeddedEngine]:
+def _engine(
+    settings: Settings, plugins: Plugins, model: Path, stamp: WeightStamp
+) -> AbstractAsyncContextManager[Engine]:
     _log.info("loading %s", model)
+    if settings.engine == EMBEDDED:
+        return _embedded(settings, model, stamp)
     try:
+        engine = resolve_engine(plugins, settings.engine, settings.option_values)
+    except HotswapError as error:
+        raise StartError(str(error)) from error
+    return _brought(engine, model, stamp)
+
+
+@asynccontextmanager
+async def _brought(
+    context: AbstractAsyncContextManager[Engine], model: Path, stamp: WeightStamp
+) -> AsyncIterator[Engine]:
+    """An engine of a plug-in, under the version that the server boots with."""
+    async with AsyncExitStack() as running:
+        with _load_errors(model):
+            engine = await running.enter_async_context(context)
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.commit(stamp)
+        await engine.resume()
+        yield engine
+
+
+@asynccontextmanager
+async def _embedded(settings: Settings, model: Path, stamp: WeightStamp) -> AsyncIterator[Engine]:
+    with _load_errors(model):
         engine = EmbeddedEngine.from_directory(
             model,
             dtype=settings.dtype,
             device=settings.device,
             max_running_requests=settings.max_running_requests,
-            stamp=WeightStamp(version=dialect_of(settings).boot_version),
+            stamp=stamp,
             max_queued=settings.max_queued_requests,
             chunked_prefill_size=settings.chunked_prefill_size,
             max_total_tokens=settings.max_total_tokens or None,
             mem_fraction_static=settings.mem_fraction_static,
             disable_cuda_graph=settings.disable_cuda_graph,
         )
+    async with engine:
+        yield engine
+
+
+@contextmanager
+def _load_errors(model: Path) -> Iterator[None]:
+    try:
+        yield
     except (HotswapError, OSError, ValueError) as error:
         raise StartError(f"cannot load {model}: {error}") from error
     except (RuntimeError, MemoryError, ArithmeticError) as error:
         # What no check foresaw; torch says "out of memory" as RuntimeError, in many lines.
         reason = " ".join(str(error).split()) or "no reason given"
         raise StartError(f"cannot load {model}: {type(error).__name__}: {reason}") from error
-    async with engine:
-        yield engine
 
 
 async def _listen(

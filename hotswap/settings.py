@@ -79,6 +79,7 @@ class Settings:
 
     model: str | None = None
     served_model_name: str | None = None
+    engine: str = "embedded"
     host: str = "127.0.0.1"
     port: int = 30000
     dtype: str = "auto"
@@ -105,6 +106,14 @@ class Settings:
     plugin_options: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def option_values(self) -> dict[str, object]:
+        """What a plug-in's factories get: every option by its name, but no key."""
+        own = {name: getattr(self, name) for name in _HELP if name not in _KEYS}
+        return {name.replace("_", "-"): value for name, value in own.items()} | dict(
+            self.plugin_options
+        )
+
+    @property
     def server_info_fields(self) -> dict[str, object]:
         """``server_info`` as the object that it is. Raises: SettingsError."""
         if self.server_info is None:
@@ -120,7 +129,7 @@ class Settings:
         return fields
 
     def __post_init__(self) -> None:
-        for name in ("model", "served_model_name", "host"):
+        for name in ("model", "served_model_name", "engine", "host"):
             value = getattr(self, name)
             if value is not None and not value.strip():
                 # The empty address is every address, the empty directory the current one.
@@ -152,6 +161,7 @@ class Settings:
 _HELP: Mapping[str, str] = {
     "model": "directory of the checkpoint to serve; --model-path is the same",
     "served_model_name": "what /v1/models calls the model; the directory by default",
+    "engine": "what runs the model: embedded, or the engine of a plug-in",
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one and prints it",
     "dtype": "auto (the checkpoint's), float32, bfloat16 or float16",

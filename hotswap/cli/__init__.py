@@ -78,10 +78,14 @@ def _parser(plugins: Plugins | None) -> argparse.ArgumentParser:
 
 
 def _load_plugins() -> Plugins:
+    from hotswap.http.app import core_routes
     from hotswap.plugins import load_plugins
     from hotswap.settings import OPTIONS
 
-    return load_plugins(reserved_options=[option.name for option in OPTIONS] + ["model-path"])
+    return load_plugins(
+        reserved_options=[option.name for option in OPTIONS] + ["model-path"],
+        reserved_routes=[route.path for route in core_routes()],
+    )
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -139,8 +143,7 @@ def _show_plugins(*, as_json: bool) -> int:
         print(json.dumps(shown, indent=2))
         return 0
     for plugin in plugins.dists:
-        brings = f"strategies: {', '.join(plugin.strategies)}" if plugin.strategies else "hooks"
-        print(f"loaded   {plugin.name} {plugin.version} ({plugin.module}): {brings}")
+        print(f"loaded   {plugin.name} {plugin.version} ({plugin.module}): {plugin.brings}")
     for refusal in plugins.refusals:
         print(f"refused  {refusal}")
     if not plugins.dists and not plugins.refusals:

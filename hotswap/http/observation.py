@@ -38,6 +38,8 @@ class Observation:
         self.responses = ResponseMetrics(registry)
         updates = UpdateMetrics(registry)
         registry.register(ServerGauges(_Live(served, self.events)))
+        for collector in served.plugins.metrics:
+            self.exposition.register(collector)
         machine = served.commands.machine
         machine.observe(updates.note_change)
         machine.observe(partial(publish_change, self.events))

@@ -187,7 +187,16 @@ def test_plugins_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) == {"plugins", "refused"}
     for plugin in shown["plugins"]:
-        assert set(plugin) == {"name", "version", "module", "hooks", "strategies"}
+        assert set(plugin) == {
+            "name",
+            "version",
+            "module",
+            "hooks",
+            "strategies",
+            "engines",
+            "flags",
+            "routes",
+        }
 
 
 def test_plugins_that_were_refused(

@@ -142,18 +142,35 @@ def test_every_edge_error_is_documented() -> None:
         assert f"| {wire.status} `{wire.code}` |" in page, wire
 
 
-def test_every_hook_is_documented_with_its_signature() -> None:
+def test_every_hook_is_documented_with_what_holds_for_it() -> None:
     page = reference("hooks.md")
     hooks = {
         name: function
         for name, function in inspect.getmembers(hookspecs.Hooks, inspect.isfunction)
         if name.startswith("hotswap_")
     }
-    assert len(hooks) >= 7
+    assert hooks.keys() == hookspecs.CONTRACTS.keys()
     for name, function in hooks.items():
-        arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
+        signature = inspect.signature(function)
+        arguments = ", ".join(list(signature.parameters)[1:])
         prefix = "async " if inspect.iscoroutinefunction(function) else ""
-        assert f"`{prefix}{name}({arguments})`" in page, name
+        contract = hookspecs.CONTRACTS[name]
+        limit = "none" if contract.timeout_s is None else f"{contract.timeout_s:g} s"
+        assert (
+            f"| `{prefix}{name}({arguments})` | `{signature.return_annotation}` | "
+            f"{contract.called} | {contract.thread} | {limit} | {contract.raising} |"
+        ) in page, name
+        assert f"### `{name}`\n" in page, name
+    assert hookspecs.TIMEOUTS_S.keys() == {
+        name for name, function in hooks.items() if inspect.iscoroutinefunction(function)
+    }
+
+
+def test_the_documented_api_versions_are_those_that_are_understood() -> None:
+    page = reference("hooks.md")
+    oldest, newest = hookspecs.OLDEST_API_VERSION, hookspecs.API_VERSION
+    assert f"hotswap_api_version = {newest}\n" in page
+    assert f"versions {oldest} to {newest}:" in " ".join(page.split())
 
 
 def test_the_documented_server_command_has_flags_that_exist() -> None:

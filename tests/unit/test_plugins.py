@@ -3,20 +3,25 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import fields
 from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotswap.errors import PluginError
 from hotswap.hookspecs import Hooks
 from hotswap.options import Option
+from hotswap.plugin_loading import api_version_fault
 from hotswap.plugins import (
+    EMBEDDED,
+    LoadedPlugin,
     Plugins,
     load_plugins,
     missing_strategy_message,
+    resolve_engine,
     resolve_strategies,
 )
 from hotswap.seams import Stage
@@ -34,6 +39,10 @@ from hotswap.options import Option
 
 seen = []
 
+from prometheus_client import Counter
+
+reads = Counter("hotswap_rsync_reads_total", "Reads.", registry=None)
+
 async def hello(request):
     return PlainTextResponse("hello")
 
@@ -48,6 +57,9 @@ def hotswap_options():
 
 def hotswap_routes():
     return [KindedRoute("/rsync", hello, kind=Kind.CONTROL, methods=["POST"])]
+
+def hotswap_metrics():
+    return [reads]
 
 async def hotswap_pre_read(source):
     seen.append(source)
@@ -102,8 +114,12 @@ async def test_everything_that_a_plugin_brings(install: Install) -> None:
     assert plugins.engines.keys() == {"toy"}
     assert [option.name for option in plugins.options] == ["rsync-host", "fast"]
     assert [getattr(route, "path", None) for route in plugins.routes] == ["/rsync"]
+    assert [type(collector).__name__ for collector in plugins.metrics] == ["Counter"]
     [plugin] = plugins.dists
     assert (plugin.name, plugin.version) == ("hotswap-rsync", "2.1")
+    assert plugin.brings == (
+        "strategies: rsync; engines: toy; flags: --rsync-host, --fast; routes: /rsync"
+    )
     assert plugin.module == "hotswap_rsync_under_test"
     assert plugin.strategies == ("rsync",)
     assert set(plugin.hooks) == {name for name in vars(Hooks) if name.startswith("hotswap_")}
@@ -209,6 +225,20 @@ BAD: dict[str, tuple[str, str]] = {
         + "def hotswap_routes(): return [Route('/x', print)]",
         "says no kind",
     ),
+    "metrics are names": (
+        API + "def hotswap_metrics(): return ['a']",
+        "'a', which has no collect()",
+    ),
+    "a metric is a class": (
+        API + "from prometheus_client import Counter\n" + "def hotswap_metrics(): return [Counter]",
+        "which has no collect()",
+    ),
+    "metrics are one metric": (
+        API
+        + "from prometheus_client import Counter\n"
+        + "def hotswap_metrics(): return Counter('a', 'A.', registry=None)",
+        "returned a Counter, wanted a list of object",
+    ),
     "routes are paths": (API + "def hotswap_routes(): return ['/x']", "wanted a list of BaseRoute"),
 }
 
@@ -278,11 +308,44 @@ def test_of_two_that_clash_the_later_name_is_refused(install: Install, kind: str
         assert refused.reason == f"{says} belongs to hotswap-a already"
 
 
-@pytest.mark.parametrize("name", ["port", "help"])
+@pytest.mark.parametrize("name", ["port", "help", "no-port"])
 def test_an_option_of_the_server_cannot_be_taken(install: Install, name: str) -> None:
     code = API + OPTION + f"def hotswap_options(): return [Option(name={name!r}, help='')]"
     reason = refusal(install("hotswap-a", code), reserved=("port",))
     assert reason == f"flag '--{name}' belongs to hotswap itself already"
+
+
+def test_a_route_of_the_server_cannot_be_taken(install: Install) -> None:
+    bad = install("hotswap-a", API + ROUTE)
+    plugins = load_plugins(found=[bad], reserved_routes=["/x"])
+    assert plugins.routes == ()
+    assert plugins.refusals[0].reason == "route '/x' belongs to hotswap itself already"
+
+
+def test_the_name_of_the_embedded_engine_cannot_be_taken(install: Install) -> None:
+    code = API + f"def hotswap_engines(): return {{{EMBEDDED!r}: print}}"
+    reason = refusal(install("hotswap-a", code))
+    assert reason == "engine 'embedded' belongs to hotswap itself already"
+
+
+@pytest.mark.parametrize("stated", [2, 3, 4])
+def test_an_api_version_between_oldest_and_newest_is_understood(stated: int) -> None:
+    assert api_version_fault(stated, oldest=2, newest=4) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        (5, "is 5, this hotswap wants 2 to 4; upgrade hotswap, or install an older release of"),
+        (1, "is 1, this hotswap wants 2 to 4; install a newer release of the plug-in"),
+        (None, "is missing, this hotswap wants 2 to 4; state the one that the plug-in was"),
+        (3.0, "is 3.0, this hotswap wants 2 to 4; state the one"),
+    ],
+)
+def test_any_other_api_version_says_what_to_do(stated: object, says: str) -> None:
+    fault = api_version_fault(stated, oldest=2, newest=4)
+    assert fault is not None
+    assert says in fault
 
 
 def test_the_same_object_twice_is_refused(install: Install) -> None:
@@ -331,6 +394,45 @@ def test_a_factory_that_makes_something_else_is_named(install: Install) -> None:
     plugins = load_plugins(found=[install("hotswap-rsync", GOOD)])
     with pytest.raises(PluginError, match=r"'rsync': its factory made a NoneType, wanted"):
         resolve_strategies(plugins, {})
+
+
+def test_an_engine_is_made_from_all_option_values() -> None:
+    given: list[object] = []
+    engine: AbstractAsyncContextManager[Any] = AsyncExitStack()
+
+    def make(values: object) -> AbstractAsyncContextManager[Any]:
+        given.append(values)
+        return engine
+
+    made: object = resolve_engine(Plugins(engines={"a": make}), "a", {"x": 1})
+    assert made is engine
+    assert given == [{"x": 1}]
+
+
+def test_an_engine_that_refuses_its_values_is_named() -> None:
+    def make(values: object) -> AbstractAsyncContextManager[Any]:
+        raise ValueError("no such device")
+
+    with pytest.raises(PluginError, match=r"engine 'a' cannot start: no such device"):
+        resolve_engine(Plugins(engines={"a": make}), "a", {})
+
+
+def test_a_factory_that_makes_no_engine_is_named(install: Install) -> None:
+    plugins = load_plugins(found=[install("hotswap-rsync", GOOD)])
+    with pytest.raises(PluginError, match=r"'toy': its factory made a NoneType, wanted an async"):
+        resolve_engine(plugins, "toy", {})
+
+
+def test_a_missing_engine_names_the_dist_to_install() -> None:
+    with pytest.raises(PluginError, match=r"'vllm' is not installed \(installed: embedded\): pip"):
+        resolve_engine(Plugins(), "vllm", {})
+
+
+def test_a_plugin_that_adds_nothing_says_which_hooks_it_has() -> None:
+    made = LoadedPlugin(
+        name="a", version="1", module="a", hooks=("hotswap_changed",), strategies=()
+    )
+    assert made.brings == "hooks: hotswap_changed"
 
 
 def test_a_missing_strategy_names_the_dist_to_install(install: Install) -> None:
