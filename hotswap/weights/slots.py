@@ -17,6 +17,7 @@ from torch import nn
 
 from hotswap.types import TensorSpec
 from hotswap.weights.casting import can_cast, why_not_plain
+from hotswap.weights.compiled import plain_name
 from hotswap.weights.mapping import FusedRule, SplitName, split_names
 
 __all__ = ["Catalogue", "Region", "Slot", "survey"]
@@ -158,10 +159,11 @@ def _regions(module: nn.Module, padded_rows: Mapping[str, int]) -> tuple[Region,
 def _accepted(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     # state_dict is what says which buffers are persistent, without private fields.
     saved = set(module.state_dict(keep_vars=True))
-    yield from module.named_parameters(remove_duplicate=False)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield plain_name(name), parameter
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if name in saved:
-            yield name, buffer
+            yield plain_name(name), buffer
 
 
 def _place(tensor: torch.Tensor) -> object:

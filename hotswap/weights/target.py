@@ -15,6 +15,7 @@ from hotswap.seams import Plan
 from hotswap.types import Bucket, Manifest, Payload, Scope
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
+from hotswap.weights.compiled import plain_name
 from hotswap.weights.mapping import FusedRule
 from hotswap.weights.noise import fill_with_noise
 from hotswap.weights.pieces import Job, spec_of
@@ -173,7 +174,10 @@ class WeightTarget:
 
     def _find(self, name: str) -> torch.Tensor | None:
         catalogue = self._survey()
-        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        buffers = {
+            plain_name(live): buffer
+            for live, buffer in self.module.named_buffers(remove_duplicate=False)
+        }
         for known in (name, f"model.{name}", name.removeprefix("model.")):
             if known in catalogue.slots:
                 return catalogue.slots[known].destination()
@@ -198,8 +202,10 @@ class WeightTarget:
 
 
 def _all_live(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield plain_name(name), parameter
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield plain_name(name), buffer
 
 
 def _planned(plan: TargetPlan, name: str, payload: Payload) -> tuple[Slot, Payload]:

@@ -1,0 +1,138 @@
+"""hotswap around a module that somebody else serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import anyio
+from starlette.applications import Starlette
+from torch import nn
+
+from hotswap.controller import Controller
+from hotswap.embed.engine import GatedEngine
+from hotswap.embed.gate import ForwardGate
+from hotswap.errors import WeightsNotWhole
+from hotswap.http.app import create_app
+from hotswap.http.dialect import paused_policy
+from hotswap.http.served import Served
+from hotswap.options import option_values
+from hotswap.plugins import Plugins, load_plugins, resolve_strategies
+from hotswap.seams import LoadStrategy
+from hotswap.settings import Settings
+from hotswap.state import Change, Weights
+from hotswap.types import LoadMode, Scope, Update, UpdateReport, WeightStamp
+from hotswap.weights.target import WeightTarget
+
+__all__ = ["HotSwap"]
+
+
+class HotSwap:
+    """The state machine, the HTTP app and the gate of one module. Enter it once.
+
+    ``module`` is the live one; a :class:`WeightTarget` says more about its names.
+    Strategies come from the installed plug-ins, unless ``strategies`` names others.
+    ``settings`` are those of the app: without ``allow_weight_update`` it shows the state
+    and changes nothing. ``flush`` drops what was computed with the weights and kept.
+    ``stamp`` says which weights the module has now.
+
+    ``gate`` may be used on every thread, also before the block and after it. Everything
+    else belongs to the event loop that runs the ``async with``. Leaving the block ends
+    what was begun: a commit is finished, a source that is still being read is let go.
+
+    Raises: UpdateRejected for a module that cannot be updated, PluginError.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | WeightTarget,
+        *,
+        settings: Settings | None = None,
+        strategies: Mapping[str, LoadStrategy] | None = None,
+        flush: Callable[[], int] | None = None,
+        stamp: WeightStamp | None = None,
+    ) -> None:
+        target = module if isinstance(module, WeightTarget) else WeightTarget(module)
+        told = settings or Settings()
+        plugins = load_plugins() if strategies is None else Plugins()
+        if strategies is None:
+            values = option_values(plugins.options) | dict(told.plugin_options)
+            strategies = resolve_strategies(plugins, values)
+        self.gate = ForwardGate()
+        self.engine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
+        self.controller = Controller(
+            self.engine,
+            strategies=strategies,
+            pre_read=plugins.pre_read,
+            changed=plugins.changed,
+            stamp=stamp,
+            while_paused=paused_policy(told),
+            hold_s=told.hold_s,
+        )
+        self.controller.machine.observe(self._on_change)
+        self.app: Starlette = create_app(self.controller, self.engine, told, plugins=plugins)
+        self._entered = False
+
+    def __repr__(self) -> str:
+        return f"<HotSwap {self.controller.machine.state} {self.engine.target!r}>"
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("this HotSwap has been entered before; make a new one")
+        self._entered = True
+        await self.controller.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        served: Served = self.app.state.served
+        with anyio.CancelScope(shield=True):
+            served.begin_shutdown()
+            await self.controller.close()
+            served.end_shutdown()
+        # Threads that wait at the gate of a server that ends must not wait for ever.
+        self.gate.open()
+
+    async def update(
+        self,
+        source: str,
+        *,
+        strategy: str = "disk",
+        version: str | None = None,
+        scope: Scope = Scope.FULL,
+        mode: LoadMode = LoadMode.STAGED,
+        options: Mapping[str, object] | None = None,
+    ) -> UpdateReport:
+        """Replace the weights; forward passes stand still for the commit alone.
+
+        Cancelled before the first write it is undone; after it, it runs to its end.
+        Raises: what ``Controller.update`` raises.
+        """
+        self.gate.check_outside("update")
+        return await self.controller.update(
+            Update(
+                source=source,
+                strategy=strategy,
+                version=version,
+                scope=scope,
+                mode=mode,
+                options=options or {},
+            )
+        )
+
+    def _on_change(self, change: Change) -> None:
+        if self.controller.machine.facts.weights is Weights.WHOLE:
+            self.gate.refuse(None)
+        else:
+            self.gate.refuse(_not_whole)
+
+
+def _not_whole() -> WeightsNotWhole:
+    return WeightsNotWhole(
+        "the weights are not whole after a failed update; send a full update, then try again"
+    )
