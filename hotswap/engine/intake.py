@@ -11,7 +11,7 @@ from functools import partial
 from hotswap.engine.config import ModelConfig
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.in_flight import InFlightLedger
-from hotswap.engine.logprobs import InputScores, check_logprobs
+from hotswap.engine.logprobs import InputScores, check_logprobs, scored_room
 from hotswap.engine.loop import EngineLoop
 from hotswap.engine.request import Request
 from hotswap.engine.sampling import Sampler, check_sampling
@@ -90,12 +90,7 @@ class Intake:
         if odd:
             raise ValueError(f"token id {odd[0]} is outside 0 to {config.vocab_size - 1}")
         if asked.logprobs is not None:
-            check_logprobs(
-                asked.logprobs,
-                prompt_length=length,
-                most_new=min(asked.sampling.max_new_tokens, self._max_tokens - length),
-                vocab_size=config.vocab_size,
-            )
+            check_logprobs(asked.logprobs, prompt_length=length, vocab_size=config.vocab_size)
         if asked.sampling.stop and self._codec is None:
             raise ValueError(
                 "stop strings need a tokenizer, and the model has no tokenizer.json; "
@@ -123,10 +118,13 @@ class Intake:
             max_unread=self._max_unread,
         )
         tokens, wanted = list(asked.input_ids), asked.logprobs
+        room = self._max_tokens - length
+        if wanted is not None:
+            room = min(room, scored_room(wanted, prompt_length=length))
         stop_rule = StopRule(
             asked.sampling,
             eos=self._eos(),
-            room=self._max_tokens - length,
+            room=room,
             codec=self._codec,
         )
         input_scores = None

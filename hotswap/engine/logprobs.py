@@ -15,11 +15,15 @@ import torch
 
 from hotswap.seams import LogprobsWanted, TokenLogprob
 
-__all__ = ["InputScores", "ScoredRows", "check_logprobs", "score", "score_chosen"]
+__all__ = ["InputScores", "ScoredRows", "check_logprobs", "score", "score_chosen", "scored_room"]
 
 MAX_TOP = 128
 MAX_TOKEN_IDS = 1024
-MAX_SCORES = 2**19
+MAX_INPUT_SCORES = 2**21
+"""Log-probabilities of the prompt of one request."""
+
+MAX_SCORES = 2**22
+"""Those of its output too. Each is some 25 bytes of the reply, which is held until its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,8 @@ class ScoredRows:
     take: Callable[[torch.Tensor], None]
 
 
-def check_logprobs(
-    wanted: LogprobsWanted, *, prompt_length: int, most_new: int, vocab_size: int
-) -> None:
-    """Raises: ValueError for what cannot be scored, or is more than a reply may hold."""
+def check_logprobs(wanted: LogprobsWanted, *, prompt_length: int, vocab_size: int) -> None:
+    """Raises: ValueError for what cannot be scored, or a prompt of more than a reply may hold."""
     start = wanted.input_start
     if start is not None and not 0 <= start <= prompt_length:
         raise ValueError(
@@ -52,13 +54,29 @@ def check_logprobs(
         raise ValueError(
             f"the log-probability of token id {odd[0]} is asked for, wanted 0 to {vocab_size - 1}"
         )
-    positions = most_new + (0 if start is None else prompt_length - start)
-    scores = positions * (1 + wanted.top + len(wanted.token_ids))
-    if scores > MAX_SCORES:
+    scores = _input_scores(wanted, prompt_length)
+    if scores > MAX_INPUT_SCORES:
         raise ValueError(
-            f"up to {scores} log-probabilities asked for, wanted at most {MAX_SCORES} in one "
-            "request; ask for fewer a token, or lower max_new_tokens"
+            f"{scores} log-probabilities of the prompt asked for, wanted at most "
+            f"{MAX_INPUT_SCORES}; ask for fewer a token, or from a later position on"
         )
+
+
+def scored_room(wanted: LogprobsWanted, *, prompt_length: int) -> int:
+    """How many output tokens a reply has place for; their text ends there, as at the context.
+
+    What a request could produce at worst is no reason to refuse it: most end long before.
+    """
+    return (MAX_SCORES - _input_scores(wanted, prompt_length)) // _a_token(wanted)
+
+
+def _input_scores(wanted: LogprobsWanted, prompt_length: int) -> int:
+    start = wanted.input_start
+    return 0 if start is None else (prompt_length - start) * _a_token(wanted)
+
+
+def _a_token(wanted: LogprobsWanted) -> int:
+    return 1 + wanted.top + len(wanted.token_ids)
 
 
 class InputScores:

@@ -24,7 +24,7 @@ class Finish:
 class StopRule:
     """Sees the output tokens of one request, one by one.
 
-    ``room`` is how many the context has place for. A stop string may begin in one
+    ``room`` is how many there is place for. A stop string may begin in one
     token and end in another; it counts from the token that completes it. Before
     ``min_new_tokens`` only the room ends a text.
     """

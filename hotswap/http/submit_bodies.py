@@ -31,6 +31,11 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingBody = SamplingBody()
     max_decode_steps: Annotated[int, Meta(ge=1)] | None = None
     beam_width: int = 1
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: list[int] | None = None
+    return_text_in_logprobs: bool = False
 
     def batch(self) -> Batch:
         """As the one run that it asks for. Raises: RequestInvalid."""
@@ -52,6 +57,13 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
                 input_ids=None if self.input_ids is None else list(self.input_ids),
                 sampling_params=sampling,
                 rid=self.request_id if self.request_id is not None else self.rid,
+                return_logprob=self.return_logprob,
+                logprob_start_len=self.logprob_start_len,
+                top_logprobs_num=self.top_logprobs_num,
+                token_ids_logprob=None
+                if self.token_ids_logprob is None
+                else [*self.token_ids_logprob],
+                return_text_in_logprobs=self.return_text_in_logprobs,
             )
         )
 

@@ -67,6 +67,37 @@ async def test_a_prompt_is_scored_without_a_reply(served: Served, a: Path) -> No
     )
 
 
+async def test_a_submitted_request_is_scored_like_one_of_generate(served: Served) -> None:
+    body: dict[str, Any] = {
+        "input_ids": PROMPT,
+        "sampling_params": {"max_new_tokens": 8, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 3,
+        "top_logprobs_num": 20,
+        "token_ids_logprob": [5, 9],
+    }
+    generated = await served.client.done("/generate", **body)
+    status, reply = await served.client.post("/submit", **body)
+    assert status == 202
+    status, result = await served.client.get(f"/result/{reply['request_id']}?timeout=60")
+    assert status == 200
+    one, two = generated["meta_info"], result["meta_info"]
+    assert {name for name in one if name.endswith("logprobs")} == {
+        f"{side}_{kind}_logprobs"
+        for side in ("input", "output")
+        for kind in ("token", "top", "token_ids")
+    }
+    for side in ("input", "output"):
+        rows = one[f"{side}_token_logprobs"], two[f"{side}_token_logprobs"]
+        assert [row[1] for row in rows[0]] == [row[1] for row in rows[1]]
+        for kind in ("top", "token_ids"):
+            lists = zip(one[f"{side}_{kind}_logprobs"], two[f"{side}_{kind}_logprobs"], strict=True)
+            for left, right in lists:
+                assert (left is None) == (right is None)
+                # The prefix cache may have been met: the last digits are its own.
+                assert values_of(left or []) == pytest.approx(values_of(right or []), abs=1e-4)
+
+
 async def test_samples_of_a_seed_differ_and_come_again(served: Served) -> None:
     sampling = {"n": 4, "max_new_tokens": 12, "temperature": 1.2, "seed": 11, "ignore_eos": True}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hotswap.engine import EmbeddedEngine
-from hotswap.engine.logprobs import MAX_SCORES, score
+from hotswap.engine.logprobs import MAX_SCORES, check_logprobs, score, scored_room
 from hotswap.seams import GenerateRequest, LogprobsWanted, SamplingParams, TokenChunk, TokenLogprob
 from hotswap.types import PauseMode, WeightStamp
 from tests.unit.engine.conftest import Make
@@ -294,7 +294,6 @@ async def test_a_request_that_ends_before_its_first_token_has_no_scores(
         ({"token_ids": (3, 10_000)}, "token id 10000"),
         ({"token_ids": (-1,)}, "token id -1"),
         ({"token_ids": (1,) * 1025}, "1025 token ids"),
-        ({"input_start": 0, "top": 128, "token_ids": (1,) * 1024}, "wanted at most"),
     ],
 )
 async def test_what_cannot_be_scored_is_refused(
@@ -303,8 +302,54 @@ async def test_what_cannot_be_scored_is_refused(
     directory = checkpoint(arch="llama", max_position_embeddings=1024)
     async with EmbeddedEngine.from_directory(directory, device="cpu") as engine:
         with pytest.raises(ValueError, match=named):
-            submitted(engine, PROMPT, LogprobsWanted(**wanted), max_new_tokens=MAX_SCORES)
+            submitted(engine, PROMPT, LogprobsWanted(**wanted))
         assert engine.in_flight.total == 0
+
+
+def test_a_prompt_is_scored_as_far_as_a_reply_has_place() -> None:
+    wanted = LogprobsWanted(input_start=1, top=128, token_ids=(1,) * 1024)
+    check_logprobs(wanted, prompt_length=1 + 2**21 // 1153, vocab_size=2)
+    with pytest.raises(ValueError, match="2097307 log-probabilities of the prompt asked for"):
+        check_logprobs(wanted, prompt_length=2 + 2**21 // 1153, vocab_size=2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "length", "room"),
+    [
+        (LogprobsWanted(), 100_000, MAX_SCORES),
+        (LogprobsWanted(top=20), 100_000, 199_728),
+        (LogprobsWanted(input_start=0, top=20), 99_864, 99_864),
+        (LogprobsWanted(token_ids=(1,) * 1023), 5, 4096),
+    ],
+)
+def test_output_is_bounded_by_what_is_scored(
+    wanted: LogprobsWanted, length: int, room: int
+) -> None:
+    assert scored_room(wanted, prompt_length=length) == room
+
+
+async def test_what_a_request_could_write_at_worst_does_not_refuse_it(checkpoint: Make) -> None:
+    directory = checkpoint(arch="llama", max_position_embeddings=2**16)
+    async with EmbeddedEngine.from_directory(directory, device="cpu") as engine:
+        wanted = LogprobsWanted(input_start=0, top=20)
+        generation = submitted(engine, PROMPT, wanted, max_new_tokens=32_768)
+        chunks = []
+        async for chunk in generation:
+            chunks.append(chunk)
+            if len(chunks) == 3:
+                generation.abort()
+    assert chunks[-1].finish_reason == "abort"
+    assert {len(one.top) for one in outputs_of(chunks)} == {20}
+
+
+async def test_a_text_ends_where_a_reply_has_no_place_for_its_scores(
+    checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotswap.engine.logprobs.MAX_SCORES", len(PROMPT) * 3 + 17)
+    async with EmbeddedEngine.from_directory(checkpoint(arch="llama"), device="cpu") as engine:
+        wanted = LogprobsWanted(input_start=0, top=1, token_ids=(5,))
+        chunks = await scored(engine, PROMPT, wanted, max_new_tokens=50)
+    assert (chunks[-1].finish_reason, len(outputs_of(chunks))) == ("length", 5)
 
 
 def test_more_likely_tokens_than_there_are() -> None:

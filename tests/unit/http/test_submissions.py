@@ -9,7 +9,13 @@ import pytest
 
 from hotswap.errors import Paused, QueueFull
 from hotswap.http.submit_bodies import MAX_SUBMITTED
-from hotswap.seams import GenerateRequest, Generation, SamplingParams
+from hotswap.seams import (
+    GenerateRequest,
+    Generation,
+    LogprobsWanted,
+    SamplingParams,
+    TokenLogprob,
+)
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine, ScriptedGeneration
 
@@ -89,13 +95,50 @@ async def test_text_and_sampling_parameters_and_the_other_name_of_the_id(serving
 
 
 async def test_fields_without_effect_are_named_in_the_reply(serving: Any) -> None:
-    await submit(serving, request_id="r", return_logprob=True)
+    await submit(serving, request_id="r", lora_path="x")
     one = {"input_ids": [97], "stream": True}
     requests = [one | {"request_id": "x"}, one | {"request_id": "y", "lora": 1}]
     await serving.json("POST", "/submit_many", json={"requests": requests})
 
-    assert (await final(serving, "r"))[1]["meta_info"]["ignored"] == ["return_logprob"]
+    assert (await final(serving, "r"))[1]["meta_info"]["ignored"] == ["lora_path"]
     assert (await final(serving, "x"))[1]["meta_info"]["ignored"] == ["lora", "stream"]
+
+
+async def test_log_probabilities_are_in_every_reply_about_a_request(manual: Any) -> None:
+    asked = {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 1,
+        "token_ids_logprob": [7],
+        "return_text_in_logprobs": True,
+    }
+    await submit(manual, request_id="r", **asked)
+    many = [{"text": "a", "request_id": "x", "return_logprob": True}, {"text": "b"}]
+    status, reply = await manual.json("POST", "/submit_many", json={"requests": many})
+    assert status == 202
+    rids = reply["request_ids"]
+
+    assert generation_of(manual, "r").request.logprobs == LogprobsWanted(
+        input_start=0, top=1, token_ids=(7,)
+    )
+    assert [generation_of(manual, rid).request.logprobs for rid in rids] == [
+        LogprobsWanted(),
+        None,
+    ]
+    said = TokenLogprob(token_id=120, logprob=-0.5, top=((120, -0.5),), asked=((7, -9.0),))
+    prompt = TokenLogprob(token_id=97, logprob=None)
+    generation_of(manual, "r").emit_scored(said, inputs=(prompt,))
+    _, so_far = await manual.json("GET", "/poll/r")
+    while not so_far["output_ids"]:
+        _, so_far = await manual.json("GET", "/poll/r")
+    generation_of(manual, "r").finish("length")
+    for reply in (so_far, (await final(manual, "r"))[1]):
+        meta = reply["meta_info"]
+        assert meta["input_token_logprobs"] == [[None, 97, "a"]]
+        assert meta["output_token_logprobs"] == [[-0.5, 120, "x"]]
+        assert meta["output_top_logprobs"] == [[[-0.5, 120, "x"]]]
+        assert meta["output_token_ids_logprobs"] == [[[-9.0, 7, "\x07"]]]
+        assert "ignored" not in meta
 
 
 @pytest.mark.parametrize(
@@ -105,6 +148,8 @@ async def test_fields_without_effect_are_named_in_the_reply(serving: Any) -> Non
         ({"input_ids": []}, "input_ids is empty"),
         ({"input_ids": [[1], [2]]}, "$.input_ids[0]"),
         ({"text": ["a"]}, "$.text"),
+        ({"text": "a", "return_logprob": [True]}, "$.return_logprob"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len is -2"),
         ({"text": "a", "beam_width": 4}, "beam_width is 4, wanted 1"),
         ({"text": "a", "sampling_params": {"n": 2}}, "n is 2, wanted 1"),
         ({"text": "a", "max_decode_steps": 0}, "$.max_decode_steps"),
