@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from contrib.bench import generation, health, memory, token_gap, updates
+from contrib.bench import (
+    generation_engine,
+    generation_http,
+    generation_swap,
+    health,
+    memory,
+    token_gap,
+    updates,
+)
 from contrib.bench.results import Report, table
 
 _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
@@ -16,7 +24,9 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "token_gap": token_gap.run,
     "health": health.run,
     "memory": memory.run,
-    "generation": generation.run,
+    "generation_engine": generation_engine.run,
+    "generation_http": generation_http.run,
+    "generation_swap": generation_swap.run,
 }
 
 
@@ -24,7 +34,7 @@ def main() -> int:
     """Exit status: 0 when every target is met, 1 otherwise."""
     arguments = _arguments()
     reports = []
-    for name in arguments.names or _BENCHMARKS:
+    for name in chosen(arguments.names):
         print(f"bench: {name} ...", file=sys.stderr, flush=True)
         report = _BENCHMARKS[name](rounds=arguments.rounds)
         reports.append(report)
@@ -38,15 +48,30 @@ def main() -> int:
     return 1 if missed else 0
 
 
+def chosen(names: Sequence[str]) -> list[str]:
+    """The benchmarks that ``names`` name; ``generation`` is all that begin with it.
+
+    None names all. Raises: ValueError for a name of none.
+    """
+    found: list[str] = []
+    for name in names or _BENCHMARKS:
+        named = [one for one in _BENCHMARKS if one == name or one.startswith(f"{name}_")]
+        if not named:
+            raise ValueError(f"no benchmark {name}; there are {', '.join(_BENCHMARKS)}")
+        found += [one for one in named if one not in found]
+    return found
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m contrib.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(_BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=7, help="runs of each kind (7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample there")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.names) - set(_BENCHMARKS))
-    if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_BENCHMARKS)}")
+    try:
+        chosen(arguments.names)
+    except ValueError as error:
+        parser.error(str(error))
     return arguments
 
 

@@ -1,8 +1,8 @@
-"""One side of ``generation``, in a process of its own: hotswap's engine or transformers.
+"""A process that decodes, and answers commands on its pipes, one at a time.
 
-It answers commands on its pipes, one at a time, so that the runs of the sides can
-alternate; between commands it sleeps and takes no CPU. A run decodes greedily for all
-prompts at once, and counts while every one of them decodes.
+Its runs can alternate with those of another: between two commands it sleeps and takes
+no CPU. A run decodes greedily for all prompts at once. The sides are hotswap's engine
+(``hotswap``), ``transformers``, and :mod:`contrib.bench.generation_served`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,22 @@ from typing import Any, Self
 import torch
 
 from contrib.bench.paths import REPOSITORY
+from hotswap.engine import EmbeddedEngine
+from hotswap.engine.loading import load_model
+from hotswap.seams import GenerateRequest, SamplingParams
 
-__all__ = ["SideProcess", "joint_rate", "prompts"]
+__all__ = ["SideProcess", "decoded", "environment", "joint_rate", "prompts"]
 
 _PROMPT_TOKENS = 32
 _FIRST_TOKEN = 1000
 _PAGE = 128
 
 
-def prompts(count: int) -> list[list[int]]:
-    """``count`` prompts of one length that share no beginning."""
-    return [[_FIRST_TOKEN + 97 * n + at for at in range(_PROMPT_TOKENS)] for n in range(count)]
+def prompts(
+    count: int, *, first: int = _FIRST_TOKEN, length: int = _PROMPT_TOKENS
+) -> list[list[int]]:
+    """``count`` prompts of one ``length`` that share no beginning, from token ``first`` on."""
+    return [[first + 97 * n + at for at in range(length)] for n in range(count)]
 
 
 def joint_rate(arrivals: Sequence[Sequence[float]]) -> float:
@@ -44,19 +49,25 @@ def joint_rate(arrivals: Sequence[Sequence[float]]) -> float:
     return sum(start < at <= end for one in arrivals for at in one) / (end - start)
 
 
-class SideProcess:
-    """The parent's end. ``name`` is ``hotswap`` or ``transformers``."""
+def environment() -> dict[str, str | None]:
+    """The variables that decide how threads wait and how many there are."""
+    return {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
 
-    def __init__(self, name: str, model: Path) -> None:
+
+class SideProcess:
+    """The parent's end of ``python -m MODULE ARGUMENTS``, whose first line is its configuration."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "contrib.bench.generation_side", name, str(model)],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPOSITORY,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
             text=True,
         )
-        self.configuration: Mapping[str, object] = self._reply()
+        self.pid = self._process.pid
+        self.configuration: Mapping[str, Any] = self._reply()
 
     def __enter__(self) -> Self:
         return self
@@ -69,51 +80,59 @@ class SideProcess:
     ) -> None:
         self._process.communicate()  # closes its stdin, which ends it
 
-    def tokens_per_s(self, **options: object) -> float:
-        """One run with ``threads``, ``batch``, ``tokens`` and, for transformers, ``attention``."""
+    def arrivals(self, **options: object) -> list[list[float]]:
+        """One run: when each token of each text came, in seconds of its own clock.
+
+        Raises: RuntimeError when the process has ended.
+        """
         if self._process.stdin is None:
             raise RuntimeError("the process has no stdin")
         self._process.stdin.write(json.dumps(options) + "\n")
         self._process.stdin.flush()
-        return float(str(self._reply()["tokens_per_s"]))
+        found: list[list[float]] = self._reply()["arrivals"]
+        return found
 
-    def _reply(self) -> dict[str, object]:
+    def _reply(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout else ""
         if not line:
             raise RuntimeError(f"the process ended with {self._process.wait()}")
-        reply: dict[str, object] = json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
         return reply
 
 
-def _hotswap(model: Path) -> tuple[Callable[..., float], dict[str, object]]:
-    from hotswap.engine import EmbeddedEngine
-    from hotswap.engine.loading import load_model
-    from hotswap.seams import GenerateRequest, SamplingParams
+async def decoded(engine: EmbeddedEngine, *, batch: int, tokens: int) -> list[list[float]]:
+    """When each token of ``batch`` texts came (``perf_counter``), driven from Python."""
 
-    loaded = load_model(model)
-
-    async def arrivals_of(engine: EmbeddedEngine, ids: list[int], tokens: int) -> list[float]:
+    async def one(ids: list[int]) -> list[float]:
         sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
         request = GenerateRequest(rid=str(ids[0]), input_ids=ids, sampling=sampling)
         return [time.perf_counter() async for _chunk in engine.submit(request)]
 
+    return await asyncio.gather(*map(one, prompts(batch)))
+
+
+_Run = Callable[..., list[list[float]]]
+
+
+def _hotswap(model: Path) -> tuple[_Run, dict[str, object]]:
+    loaded = load_model(model)
+
     async def decode(batch: int, tokens: int) -> list[list[float]]:
         async with EmbeddedEngine(loaded, max_running_requests=batch) as engine:
-            runs = [arrivals_of(engine, ids, tokens) for ids in prompts(batch)]
-            return await asyncio.gather(*runs)
+            return await decoded(engine, batch=batch, tokens=tokens)
 
-    def run(*, threads: int, batch: int, tokens: int) -> float:
+    def run(*, threads: int, batch: int, tokens: int) -> list[list[float]]:
         torch.set_num_threads(threads)  # holds for the engine's thread, which starts now
-        return joint_rate(asyncio.run(decode(batch, tokens)))
+        return asyncio.run(decode(batch, tokens))
 
     return run, {"dtype": str(loaded.model.lm_head.weight.dtype)}
 
 
-def _transformers(model: Path) -> tuple[Callable[..., float], dict[str, object]]:
+def _transformers(model: Path) -> tuple[_Run, dict[str, object]]:
     transformers: Any = import_module("transformers")
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
 
-    def run(*, threads: int, batch: int, tokens: int, attention: str) -> float:
+    def run(*, threads: int, batch: int, tokens: int, attention: str) -> list[list[float]]:
         torch.set_num_threads(threads)
         loaded.set_attn_implementation(attention)
         config = transformers.GenerationConfig(
@@ -130,24 +149,21 @@ def _transformers(model: Path) -> tuple[Callable[..., float], dict[str, object]]
                 continuous_batching_config=bounds,
                 record_timestamps=True,
             )
-        arrivals = [output.timestamps for output in outputs.values()]
+        arrivals = [list(output.timestamps) for output in outputs.values()]
         if len(arrivals) != batch or any(len(one) != tokens for one in arrivals):
             counts = [len(one) for one in arrivals]
             raise RuntimeError(f"transformers gave {counts} tokens, wanted {batch} times {tokens}")
-        return joint_rate(arrivals)
+        return arrivals
 
     return run, {"dtype": str(loaded.dtype), "transformers": transformers.__version__}
 
 
 def _serve(name: str, model: Path) -> None:
     run, configuration = {"hotswap": _hotswap, "transformers": _transformers}[name](model)
-    configuration |= {
-        "torch": torch.__version__,
-        "env": {one: os.environ.get(one) for one in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")},
-    }
+    configuration |= {"torch": torch.__version__, "env": environment()}
     print(json.dumps(configuration), flush=True)
     for line in sys.stdin:
-        print(json.dumps({"tokens_per_s": run(**json.loads(line))}), flush=True)
+        print(json.dumps({"arrivals": run(**json.loads(line))}), flush=True)
 
 
 if __name__ == "__main__":

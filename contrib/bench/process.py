@@ -13,7 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PeakMemory", "Usage", "environment", "exact_anonymous_bytes", "usage"]
+__all__ = [
+    "PeakMemory",
+    "Usage",
+    "environment",
+    "exact_anonymous_bytes",
+    "thread_cpu_s",
+    "usage",
+]
 
 _INTERVAL_S = 0.005
 
@@ -61,6 +68,14 @@ def environment(pid: int, *names: str) -> dict[str, str | None]:
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     given = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return {name: given.get(name) for name in names}
+
+
+def thread_cpu_s(pid: int) -> dict[int, float]:
+    """Processor seconds that each living thread has had, by its number; the first has ``pid``."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    return {
+        int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks
+    }
 
 
 class PeakMemory:

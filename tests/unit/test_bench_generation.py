@@ -1,10 +1,14 @@
-"""The rate of streams that decode together, as the benchmark counts it."""
+"""What the generation benchmarks count: joint rates, steps, gaps, and which ways go on."""
 
 from __future__ import annotations
 
 import pytest
 
+from contrib.bench.__main__ import chosen
+from contrib.bench.generation_engine import near_best
+from contrib.bench.generation_http import steps
 from contrib.bench.generation_side import joint_rate, prompts
+from contrib.bench.generation_swap import SwapSeen, longest_gap
 
 
 def test_only_the_time_when_all_decode_counts() -> None:
@@ -18,4 +22,69 @@ def test_streams_that_took_turns_have_no_rate() -> None:
 
 
 def test_prompts_differ_from_the_first_token_on() -> None:
-    assert len({prompt[0] for prompt in prompts(32)}) == 32
+    every = [*prompts(32), *prompts(32, first=20_000, length=37)]
+
+    assert len({prompt[0] for prompt in every}) == 64
+    assert {len(prompt) for prompt in every} == {32, 37}
+
+
+def test_the_first_steps_do_not_count() -> None:
+    assert steps([[0.0, 9.0, 20.0, 21.0, 23.0], [0.0, 9.0, 30.0, 33.0]]) == [1.0, 2.0, 3.0]
+
+
+def test_the_gap_is_that_of_the_stream_that_waited_longest() -> None:
+    calm = [0.0, 1.0, 2.0, 3.0, 4.0]
+    late = [0.0, 1.0, 2.5, 4.0, 9.0]
+
+    # From 2.6 to 3.5: of the late stream the gaps before and after do not overlap it.
+    assert longest_gap([calm, late], 2.6, 3.5) == 1.5
+
+
+def test_a_gap_that_spans_the_whole_swap_counts() -> None:
+    assert longest_gap([[0.0, 5.0]], 2.0, 3.0) == 5.0
+
+
+def test_a_stream_that_was_over_has_no_gap() -> None:
+    with pytest.raises(ValueError, match="outlive the swap"):
+        longest_gap([[0.0, 5.0], [0.0, 1.0]], 2.0, 3.0)
+
+
+def test_pause_and_recomputed_texts_are_allowed_for() -> None:
+    swap = SwapSeen(
+        step_ms=100.0,
+        calm_ms=110.0,
+        gap_ms=1000.0,
+        paused_ms=50.0,
+        staged_ms=200.0,
+        recompute_ms=800.0,
+    )
+
+    assert swap.extra_steps == 1.5
+
+
+def test_ways_near_the_best_go_on() -> None:
+    ways: list[tuple[tuple[str, object], ...]] = [(("threads", count),) for count in (1, 2, 3)]
+    slow, good, best = ways
+
+    # What counts of each is the better of its trials.
+    rates = {slow: [7.9, 7.0], good: [1.0, 8.0], best: [10.0, 9.0]}
+
+    assert near_best(ways, rates) == [good, best]
+
+
+def test_a_name_stands_for_all_that_begin_with_it() -> None:
+    parts = ["generation_engine", "generation_http", "generation_swap"]
+
+    assert chosen(["generation"]) == parts
+    assert chosen(["generation_http", "updates", "generation"]) == [
+        "generation_http",
+        "updates",
+        "generation_engine",
+        "generation_swap",
+    ]
+    assert set(parts) < set(chosen([]))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no benchmark gen; there are updates, "):
+        chosen(["gen"])
