@@ -1,6 +1,6 @@
 """Serve one engine over HTTP in this process until it is told to stop.
 
-Order: take the port, load the model, serve. A shutdown goes back the same way:
+Order: take the port, load the model, rehearse an update, serve. A shutdown goes back the same way:
 no new request, requests in flight end with ``abort``, the server closes, the
 engine's thread ends.
 """
@@ -36,6 +36,7 @@ from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.logs import configure_logs, tell_of_server
 from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
+from hotswap.rehearsal import keep_out_of_collections, rehearse
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
 from hotswap.stop_signals import StopSignals, end_for_certain
@@ -113,6 +114,8 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
                     "weight_epoch": controller.stamp.epoch,
                 }
             )
+            await rehearse(engine, strategies, model)
+            keep_out_of_collections()
             await _listen(app, controller, settings, taken)
 
 

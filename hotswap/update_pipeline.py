@@ -35,6 +35,7 @@ from hotswap.types import (
     WeightStamp,
 )
 from hotswap.uninterrupted import on_worker_thread, uninterrupted
+from hotswap.weights.reserve import Reserve
 from hotswap.write_window import WriteWindow
 from hotswap.writes import flush_after_commit, outcome_after, write_everything
 
@@ -66,6 +67,7 @@ class UpdatePipeline:
         self._pre_read = pre_read
         self._window = window
         self._staging = OneAtATime(wait_s=queue.wait_s)
+        self._reserve = Reserve(len(engine.manifest().tensors))
         self._stopping: PauseMode | None = None
         self.stamp = stamp
         self.last_report: UpdateReport | None = None
@@ -90,6 +92,7 @@ class UpdatePipeline:
         """Hold every byte in host memory, let the source go, and only then pause."""
         update = attempt.update
         async with self._staging.turn(), AsyncExitStack() as held:
+            held.enter_context(self._reserve.lent())
             attempt.enter(Phase.STAGING)
             async with opened(strategy, update, self._placement) as stage:
                 with rejecting(f"staging {update.source!r}"):

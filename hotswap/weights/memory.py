@@ -68,6 +68,12 @@ class Memory:
         flat = self._bytes[offset : offset + spec.size_bytes]
         return flat.view(spec.dtype).view(spec.shape)
 
+    def touch(self) -> None:
+        """Have every page now. Raises: ValueError after ``close``."""
+        if self._bytes is None:
+            raise ValueError(f"{self} has no pages; touch it before it is closed")
+        self._bytes.zero_()
+
     def close(self) -> None:
         """Give the memory back. Idempotent; nothing may be writing to it."""
         mapping, self._mapping, self._bytes = self._mapping, None, None
