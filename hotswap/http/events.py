@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 
@@ -19,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotswap.events import Event, EventLog, Reader
 from hotswap.http.disconnect import until_disconnect
+from hotswap.http.event_stream import EventStream
 from hotswap.http.json_body import read_body
 from hotswap.http.replies import Json, encode
 from hotswap.http.served import Served, served
@@ -26,13 +26,8 @@ from hotswap.http.status import weights_body
 
 __all__ = ["Events"]
 
-_log = logging.getLogger("hotswap.http")
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+# A proxy in front must not collect events.
+_HEADERS = ((b"x-accel-buffering", b"no"),)
 _NO = frozenset({"0", "false", "no", "off"})
 
 
@@ -53,33 +48,33 @@ class Events:
         serving = served(request)
         await read_body(receive, limit_bytes=serving.settings.max_http_request_bytes)
         asked = _asked(request)
+        events = EventStream(send, stall_s=self._send_s)
         if scope["method"] == "HEAD":
-            await _begin(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await events.begin(headers=_HEADERS)
+            await events.end()
         elif request.query_params.get("stream", "").strip().lower() in _NO:
             await Json(_listed(serving, asked))(scope, receive, send)
         else:
             with serving.observation.events.reading(asked) as reader:
-                work = partial(self._stream, serving, reader, asked, send)
+                work = partial(self._stream, serving, reader, asked, events)
                 await until_disconnect(receive, work)
 
-    async def _stream(self, serving: Served, reader: Reader, asked: str | None, send: Send) -> None:
+    async def _stream(
+        self, serving: Served, reader: Reader, asked: str | None, events: EventStream
+    ) -> None:
         log = serving.observation.events
-        await _begin(send)
-        sent = await self._send(send, _greeting(serving, reader, asked))
-        while sent:
+        await events.begin(headers=_HEADERS)
+        await events.frames(_greeting(serving, reader, asked))
+        while True:
             if missed := log.missed(reader):
-                reason = {"reason": "too_slow", "missed": missed}
-                sent = await self._send(send, _frame("dropped", reason))
+                await events.frames(_frame("dropped", {"reason": "too_slow", "missed": missed}))
                 break
             frames = b"".join(map(_event_frame, log.take(reader)))
             if not frames and log.closed:
                 break
-            sent = await self._send(send, frames or await self._waited(log, reader))
-        if sent:
-            await self._send(send, b"", more=False)
-        else:
-            _log.warning("a reader of events read nothing for %g s: cut off", self._send_s)
+            if frames := frames or await self._waited(log, reader):
+                await events.frames(frames)
+        await events.end()
 
     async def _waited(self, log: EventLog, reader: Reader) -> bytes:
         """Wait for an event; a heartbeat when none comes in time, else nothing."""
@@ -87,23 +82,11 @@ class Events:
             await log.wait(reader)
         return b": heartbeat\n\n" if quiet.cancelled_caught else b""
 
-    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> bool:
-        """False when the client did not make room for it in time."""
-        if more and not body:
-            return True
-        with anyio.move_on_after(self._send_s) as limit:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-        return not limit.cancelled_caught
-
 
 def _asked(request: Request) -> str | None:
     """The id to resume after. The header is a reconnecting browser's, and newer than its URL."""
     asked = request.headers.get("last-event-id") or request.query_params.get("after")
     return asked.strip() or None if asked is not None else None
-
-
-async def _begin(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
 
 
 def _greeting(serving: Served, reader: Reader, asked: str | None) -> bytes:

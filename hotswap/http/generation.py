@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-import anyio
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotswap.http.batches import Batch, all_encoded, expanded
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import ClientGone, NotFound
+from hotswap.http.event_stream import EventStream
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.logprobs import check_prompts
@@ -29,24 +29,9 @@ __all__ = ["EngineFailed", "Generate", "generator_of", "transcriptions"]
 
 _log = logging.getLogger("hotswap.http")
 
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-]
-
-
-# The engine stands still for a reader that is behind, and keeps what the request holds.
-_STALL_S = 60.0
-
 
 class Generate:
-    """An ASGI endpoint, because the reply is sent while the client is watched.
-
-    A client that takes longer than ``stall_s`` to read one event counts as gone.
-    """
-
-    def __init__(self, *, stall_s: float = _STALL_S) -> None:
-        self._stall_s = stall_s
+    """An ASGI endpoint, because the reply is sent while the client is watched."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, of one prompt or of many."""
@@ -66,9 +51,9 @@ class Generate:
 
             async def run() -> None:
                 begun = await transcriptions(serving, batch, tickets, ignored=ignored)
-                reply = _Reply(serving, begun, is_list=batch.is_list, stall_s=self._stall_s)
+                reply = _Reply(serving, begun, is_list=batch.is_list)
                 if body.stream:
-                    await reply.stream(send)
+                    await reply.stream(EventStream(send, stall_s=serving.stall_s))
                 else:
                     await Json(await reply.whole())(scope, receive, send)
 
@@ -116,19 +101,10 @@ async def transcriptions(
 class _Reply:
     """What a client gets of its running requests; with ``is_list`` a list of them."""
 
-    def __init__(
-        self,
-        serving: Served,
-        begun: Sequence[Transcription],
-        *,
-        is_list: bool,
-        stall_s: float,
-    ) -> None:
+    def __init__(self, serving: Served, begun: Sequence[Transcription], *, is_list: bool) -> None:
         self._serving = serving
         self._begun = begun
         self._is_list = is_list
-        self._stall_s = stall_s
-        self._sending = anyio.Lock()
 
     async def whole(self) -> object:
         """The body, once the last request has ended. Raises: EngineFailed."""
@@ -140,27 +116,29 @@ class _Reply:
         await run_together([one.read for one in self._begun])
         return [one.transcript.reply() for one in self._begun]
 
-    async def stream(self, send: Send) -> None:
+    async def stream(self, events: EventStream) -> None:
         """Events of all of them as they come; those of a list say which by ``index``.
 
         Raises: ClientGone when nobody reads them.
         """
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await events.begin()
         if self._is_list:
             await run_together(
                 [
-                    partial(self._events_of, one, send, {"index": index})
+                    partial(self._events_of, one, events, {"index": index})
                     for index, one in enumerate(self._begun)
                 ]
             )
         else:
-            await self._events_of(self._begun[0], send, {})
-        await self._event(send, b"[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._events_of(self._begun[0], events, {})
+        await events.payload(b"[DONE]")
+        await events.end()
 
-    async def _events_of(self, one: Transcription, send: Send, index: Mapping[str, object]) -> None:
+    async def _events_of(
+        self, one: Transcription, events: EventStream, index: Mapping[str, object]
+    ) -> None:
         async def tell() -> None:
-            await self._event(send, encode({**one.transcript.reply(), **index}))
+            await events.payload(encode({**one.transcript.reply(), **index}))
 
         try:
             await one.read(tell)
@@ -169,14 +147,4 @@ class _Reply:
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
             _log.exception("stream %s failed", one.ticket.rid, extra={"rid": one.ticket.rid})
-            await self._event(send, encode({**self._serving.dialect.stream_error(error), **index}))
-
-    async def _event(self, send: Send, payload: bytes) -> None:
-        # A server's send is not for several tasks at once.
-        async with self._sending:
-            body = b"data: " + payload + b"\n\n"
-            with anyio.move_on_after(self._stall_s) as waiting:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        if waiting.cancelled_caught:
-            _log.warning("a client has read nothing for %g s; its request ends", self._stall_s)
-            raise ClientGone
+            await events.payload(encode({**self._serving.dialect.stream_error(error), **index}))

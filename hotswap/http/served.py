@@ -13,6 +13,7 @@ from starlette.requests import Request
 from hotswap.attempt import UpdateNews
 from hotswap.http.dialect import Dialect, dialect_of
 from hotswap.http.errors import NotFound
+from hotswap.http.event_stream import STALL_S
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.http.observation import Observation
 from hotswap.http.submissions import Submissions
@@ -204,7 +205,7 @@ class Served:
     """Everything that a route needs, for one app.
 
     ``encoders`` bounds how many threads turn long texts into tokens, ``scrapers`` how many
-    collect metrics.
+    collect metrics. A client of a stream that reads nothing for ``stall_s`` counts as gone.
     """
 
     commands: Commands
@@ -219,6 +220,7 @@ class Served:
     session: WeightSession = field(default_factory=WeightSession)
     snapshot: WeightSnapshot | None = None
     health_s: float = 20.0
+    stall_s: float = STALL_S
     dialect: Dialect = field(init=False)
     observation: Observation = field(init=False)
     _source: tuple[int, str] = field(init=False)

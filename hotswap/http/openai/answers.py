@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import anyio
-from starlette.types import Send
-
+from hotswap.http.errors import ClientGone
+from hotswap.http.event_stream import EventStream
 from hotswap.http.openai.choices import Choice, News, summary, usage
 from hotswap.http.openai.errors import openai_body
 from hotswap.http.replies import encode
@@ -18,11 +17,6 @@ from hotswap.http.runs import run_together
 __all__ = ["Answer", "Form"]
 
 _log = logging.getLogger("hotswap.http")
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-]
 
 
 class Form(Protocol):
@@ -54,7 +48,6 @@ class Answer:
         self._form = form
         self._head = head
         self._samples = samples
-        self._sending = anyio.Lock()
 
     def __repr__(self) -> str:
         return f"<Answer of {len(self._choices)} choices>"
@@ -78,33 +71,38 @@ class Answer:
             "metadata": summary(self._choices),
         }
 
-    async def stream(self, send: Send, *, with_usage: bool) -> None:
-        """Events as they come, an error as one of them, and the end."""
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    async def stream(self, events: EventStream, *, with_usage: bool) -> None:
+        """Events as they come, an error as one of them, and the end.
+
+        Raises: ClientGone when nobody reads them.
+        """
+        await events.begin()
         try:
             await run_together(
-                [partial(self._read, choice, send, with_usage) for choice in self._choices]
+                [partial(self._read, choice, events, with_usage) for choice in self._choices]
             )
             if with_usage:
                 last = {"choices": [], "usage": self._usage(), "metadata": summary(self._choices)}
-                await self._event(send, encode({**self._head, **last}))
+                await events.payload(encode({**self._head, **last}))
+        except ClientGone:
+            raise
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
             _log.exception("stream %s failed", self._head["id"])
-            await self._event(send, encode(openai_body(error)))
-        await self._event(send, b"[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await events.payload(encode(openai_body(error)))
+        await events.payload(b"[DONE]")
+        await events.end()
 
     def _usage(self) -> dict[str, object]:
         return usage(self._choices, samples=self._samples)
 
-    async def _read(self, choice: Choice, send: Send, with_usage: bool) -> None:
+    async def _read(self, choice: Choice, events: EventStream, with_usage: bool) -> None:
         empty_usage = {"usage": None} if with_usage else {}
 
         async def event(piece: Mapping[str, object], finish: str | None) -> None:
             shown = {"index": choice.index, **piece, "finish_reason": finish}
             body = {**self._head, "choices": [shown], "metadata": choice.metadata, **empty_usage}
-            await self._event(send, encode(body))
+            await events.payload(encode(body))
 
         async def tell(news: News) -> None:
             # A token that is a part of a character has nothing to show yet.
@@ -115,9 +113,3 @@ class Answer:
         if opening is not None:
             await event(opening, None)
         await choice.read(tell)
-
-    async def _event(self, send: Send, payload: bytes) -> None:
-        # A server's send is not for several tasks at once.
-        async with self._sending:
-            body = b"data: " + payload + b"\n\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import NotFound
+from hotswap.http.event_stream import EventStream
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.openai.answers import Answer, Form
@@ -130,7 +131,8 @@ class Generating(Generic[B]):
                     samples=body.n,
                 )
                 if body.stream:
-                    await answer.stream(send, with_usage=body.stream_options.include_usage)
+                    events = EventStream(send, stall_s=serving.stall_s)
+                    await answer.stream(events, with_usage=body.stream_options.include_usage)
                 else:
                     await Json(await answer.whole())(scope, receive, send)
 

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import ClientGone
 from hotswap.http.generation import Generate
+from hotswap.http.openai.completions import completions
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine
 
@@ -216,9 +217,17 @@ async def test_a_request_held_over_a_shutdown_is_not_submitted(serve: Callable[.
 
 
 @pytest.mark.parametrize("text", ["a", ["a", "b"]])
-async def test_a_client_that_reads_nothing_counts_as_gone(serving: Any, text: object) -> None:
-    inner = Starlette(routes=[Route("/generate", Generate(stall_s=0.01), methods=["POST"])])
+@pytest.mark.parametrize(
+    ("path", "endpoint", "field"),
+    [("/generate", Generate(), "text"), ("/v1/completions", completions, "prompt")],
+)
+async def test_a_client_that_reads_nothing_counts_as_gone(
+    serving: Any, path: str, endpoint: Any, field: str, text: object
+) -> None:
+    inner = Starlette(routes=[Route(path, endpoint, methods=["POST"])])
     inner.state.served = serving.app.state.served
+    inner.state.openai = serving.app.state.openai
+    serving.app.state.served.stall_s = 0.01
     serving.engine.reply = None
 
     async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,8 +237,8 @@ async def test_a_client_that_reads_nothing_counts_as_gone(serving: Any, text: ob
 
         await inner(scope, receive, never_read)
 
-    body = {"text": text, "rid": "r", "stream": True}
-    async with AsgiCall(deaf, "POST", "/generate", body) as call:
+    body = {field: text, "rid": "r", "stream": True}
+    async with AsgiCall(deaf, "POST", path, body) as call:
         await serving.engine.submitted.wait()
         generations = list(serving.engine.generations.values())
         generations[0].emit(b"x")
