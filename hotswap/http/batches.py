@@ -40,8 +40,8 @@ class Batch:
         return len(self.sources)
 
 
-def expanded(body: GenerateBody) -> Batch:
-    """Every run that ``body`` asks for.
+def expanded(body: GenerateBody, *, temperature: float) -> Batch:
+    """Every run that ``body`` asks for; ``temperature`` where it says none.
 
     Raises: RequestInvalid for a body that contradicts itself, TooManyRequests.
     """
@@ -57,7 +57,9 @@ def expanded(body: GenerateBody) -> Batch:
     is_list = many or total > 1
     return Batch(
         sources=[one for one, count in zip(sources, counts, strict=True) for _ in range(count)],
-        samplings=[one.params(sample) for one in bodies for sample in range(one.n)],
+        samplings=[
+            one.params(sample, temperature=temperature) for one in bodies for sample in range(one.n)
+        ],
         rids=_rids(body.rid, counts, is_list=is_list),
         is_list=is_list,
         shown=_shown(body, bodies, many=many),

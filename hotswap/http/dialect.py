@@ -1,12 +1,12 @@
 """What differs between the two dialects that share most of their paths.
 
-Rule: a dialect chooses statuses, envelopes and texts, and nothing else. Which routes
-there are, and what they do, is the same in both.
+Rule: a dialect chooses statuses, envelopes and texts, and what a request means that
+leaves it open. Which routes there are, and what they do, is the same in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -37,6 +37,24 @@ class Dialect(Protocol):
     @property
     def boot_version(self) -> str | None:
         """The label of the weights that a server boots with."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """Of a request of ``/generate`` or ``/submit`` that has none."""
+        ...
+
+    @property
+    def aborts_by_prefix(self) -> bool:
+        """What ``/abort_request`` takes an id for that comes without ``prefix``."""
+        ...
+
+    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
+        """What ``meta_info`` of a whole reply of ``/generate`` has besides."""
+        ...
+
+    def health(self, body: Mapping[str, object], *, status: int) -> Response:
+        """The reply of ``/health``, which says ``body`` where somebody reads it."""
         ...
 
     def wire(self, error: Exception) -> Wire:

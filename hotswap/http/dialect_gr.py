@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,9 +22,19 @@ class GrDialect:
     name = "gr"
     while_paused = WhilePaused.REJECT
     boot_version: str | None = None
+    temperature = 0.0
+    aborts_by_prefix = False
 
     def __repr__(self) -> str:
         return "<GrDialect>"
+
+    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
+        """GR's names of what is there already; there is one beam."""
+        return {"request_id": rid, "token_ids": output_ids, "beam_width": 1}
+
+    def health(self, body: Mapping[str, object], *, status: int) -> Response:
+        """JSON."""
+        return Json(body, status_code=status)
 
     def wire(self, error: Exception) -> Wire:
         """As GR's table says."""

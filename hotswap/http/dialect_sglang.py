@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -60,9 +60,19 @@ class SglangDialect:
     name = "sglang"
     while_paused = WhilePaused.HOLD
     boot_version: str | None = "default"
+    temperature = 1.0
+    aborts_by_prefix = True
 
     def __repr__(self) -> str:
         return "<SglangDialect>"
+
+    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
+        """Nothing is told apart from reasoning here, so none of the tokens counts as that."""
+        return {"reasoning_tokens": 0}
+
+    def health(self, body: Mapping[str, object], *, status: int) -> Response:
+        """Empty, as SGLang's; ``/status`` says more."""
+        return PlainTextResponse(status_code=status)
 
     def wire(self, error: Exception) -> Wire:
         """As GR's table says, with 400 for every refused command and failed update."""

@@ -41,7 +41,7 @@ class Generate:
         values = await named_values(request, limit_bytes=limit_bytes)
         body = converted(values, GenerateBody)
         generator_of(serving)
-        batch = expanded(body)
+        batch = expanded(body, temperature=serving.dialect.temperature)
         ignored = ignored_names(values, GenerateBody)
         with ExitStack() as stack:
             tickets = [
@@ -111,10 +111,14 @@ class _Reply:
         if not self._is_list:
             (only,) = self._begun
             await only.read()
-            return only.transcript.reply()
+            return self._whole_of(only)
         # At the same time: an engine may bound how much of a reply waits unread.
         await run_together([one.read for one in self._begun])
-        return [one.transcript.reply() for one in self._begun]
+        return [self._whole_of(one) for one in self._begun]
+
+    def _whole_of(self, one: Transcription) -> dict[str, object]:
+        dialect = self._serving.dialect
+        return one.whole(dialect.own_meta(one.ticket.rid, one.transcript.output_ids))
 
     async def stream(self, events: EventStream) -> None:
         """Events of all of them as they come; those of a list say which by ``index``.

@@ -81,7 +81,7 @@ async def submit(request: Request) -> Response:
     """Take one request; 202 once the engine has it."""
     serving = served(request)
     values = await named_values(request, limit_bytes=_limit(serving))
-    batch = converted(values, SubmitBody).batch()
+    batch = converted(values, SubmitBody).batch(temperature=serving.dialect.temperature)
     ignored = ignored_names(values, SubmitBody)
     (rid,) = await _accepted(request, serving, batch, ignored=ignored)
     return Json({"request_id": rid}, status_code=202)
@@ -91,7 +91,8 @@ async def submit_many(request: Request) -> Response:
     """Take all of several requests, or none of them."""
     serving = served(request)
     body = await arguments(request, SubmitManyBody, limit_bytes=_limit(serving))
-    rids = await _accepted(request, serving, body.batch(), ignored=body.ignored())
+    batch = body.batch(temperature=serving.dialect.temperature)
+    rids = await _accepted(request, serving, batch, ignored=body.ignored())
     return Json({"request_ids": rids}, status_code=202)
 
 
@@ -141,7 +142,8 @@ async def abort_request(request: Request) -> Response:
     if body.abort_all:
         serving.requests.abort("", prefix=True, message=body.abort_message)
     elif body.rid:
-        serving.requests.abort(body.rid, prefix=body.prefix, message=body.abort_message)
+        prefix = serving.dialect.aborts_by_prefix if body.prefix is None else body.prefix
+        serving.requests.abort(body.rid, prefix=prefix, message=body.abort_message)
     return Response(status_code=200)
 
 

@@ -53,7 +53,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 
     max_new_tokens: Count = 128
     min_new_tokens: Count = 0
-    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1)] = -1
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -70,20 +70,23 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     no_stop_trim: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
 
-    def params(self, sample: int = 0) -> SamplingParams:
+    def params(self, sample: int = 0, *, temperature: float = 0.0) -> SamplingParams:
         """As the engine takes them, for one of ``n`` samples, from 0 on.
 
         Each draws with a seed of its own, which follows from the client's; the first
-        has that one itself. Raises: RequestInvalid.
+        has that one itself. ``temperature`` is for a body that has none.
+        Raises: RequestInvalid.
         """
-        if not math.isfinite(self.temperature):
+        if self.temperature is not None:
+            temperature = self.temperature
+        if not math.isfinite(temperature):
             raise RequestInvalid("temperature is not finite, wanted 0 or more")
         self._check_sizes()
         seed = self.seed if self.seed is not None else self.sampling_seed
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
-            temperature=self.temperature,
+            temperature=temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
             min_p=self.min_p,

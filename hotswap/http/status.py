@@ -19,6 +19,9 @@ def not_ready(serving: Served) -> list[str]:
         reasons.append("engine_not_running")
     if serving.requests.closed and "shutting_down" not in reasons:
         reasons.append("shutting_down")
+    bounds = serving.settings.max_running_requests + serving.settings.max_queued_requests
+    if serving.engine.in_flight.total >= bounds:
+        reasons.append("waiting_queue_full")
     return reasons
 
 
@@ -44,7 +47,7 @@ async def health(request: Request) -> Response:
         "engine_alive": serving.engine_alive,
         "shutting_down": serving.requests.closed,
     }
-    return Json(body, status_code=200 if healthy else 503)
+    return serving.dialect.health(body, status=200 if healthy else 503)
 
 
 async def ready(request: Request) -> Response:

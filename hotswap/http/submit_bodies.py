@@ -37,8 +37,11 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: list[int] | None = None
     return_text_in_logprobs: bool = False
 
-    def batch(self) -> Batch:
-        """As the one run that it asks for. Raises: RequestInvalid."""
+    def batch(self, *, temperature: float) -> Batch:
+        """As the one run that it asks for; ``temperature`` where it says none.
+
+        Raises: RequestInvalid.
+        """
         if self.beam_width != 1:
             raise RequestInvalid(
                 f"beam_width is {self.beam_width}, wanted 1: there is no beam search here; "
@@ -64,7 +67,8 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
                 if self.token_ids_logprob is None
                 else [*self.token_ids_logprob],
                 return_text_in_logprobs=self.return_text_in_logprobs,
-            )
+            ),
+            temperature=temperature,
         )
 
 
@@ -73,7 +77,7 @@ class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: list[dict[str, object]]
 
-    def batch(self) -> Batch:
+    def batch(self, *, temperature: float) -> Batch:
         """Every one of them as one batch. Raises: RequestInvalid, TooManyRequests."""
         if not self.requests:
             raise RequestInvalid("requests is empty, wanted at least one request")
@@ -82,16 +86,16 @@ class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
                 f"{len(self.requests)} requests in one call, wanted at most {MAX_SUBMITTED}; "
                 "send several calls"
             )
-        return _joined([self._one(number) for number in range(len(self.requests))])
+        return _joined([self._one(at, temperature) for at in range(len(self.requests))])
 
     def ignored(self) -> list[str]:
         """Fields that had no effect in one request at least."""
         every = {name: None for one in self.requests for name in one}
         return ignored_names(every, SubmitBody)
 
-    def _one(self, number: int) -> Batch:
+    def _one(self, number: int, temperature: float) -> Batch:
         try:
-            return converted(self.requests[number], SubmitBody).batch()
+            return converted(self.requests[number], SubmitBody).batch(temperature=temperature)
         except RequestInvalid as error:
             raise type(error)(f"requests[{number}]: {error}") from error
 
@@ -117,10 +121,13 @@ class ResultBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``/abort_request``: one request or batch, with ``prefix`` all of a prefix, or all."""
+    """``/abort_request``: one request or batch, with ``prefix`` all of a prefix, or all.
+
+    Without ``prefix`` the dialect says which of the two an id means.
+    """
 
     rid: Rid = ""
-    prefix: bool = False
+    prefix: bool | None = None
     abort_all: bool = False
     abort_message: Annotated[str, Meta(max_length=4096)] | None = None
 

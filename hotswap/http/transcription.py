@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 from hotswap.http.in_flight import Ticket
 from hotswap.http.transcript import Transcript
@@ -25,6 +26,12 @@ class Transcription:
 
     def __repr__(self) -> str:
         return f"<Transcription {self.ticket.rid} {self.ticket.state}>"
+
+    def whole(self, own: Mapping[str, object]) -> dict[str, object]:
+        """The body of a reply, ``own`` in its ``meta_info`` besides."""
+        reply = self.transcript.reply()
+        cast(dict[str, object], reply["meta_info"]).update(own)
+        return reply
 
     async def read(
         self, after_each: Callable[[], Awaitable[None]] | None = None, *, showing: bool = False

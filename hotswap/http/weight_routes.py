@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+
 from hotswap.http import (
     probes,
     server_info,
@@ -22,6 +28,8 @@ from hotswap.http.schemas import (
 )
 
 __all__ = ["introspection_routes", "weight_routes"]
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def weight_routes() -> list[KindedRoute]:
@@ -98,16 +106,15 @@ def introspection_routes() -> list[KindedRoute]:
 
 def _probes() -> list[KindedRoute]:
     """Their 503 is an answer, and not an error."""
-    with_a_body = {"/health": status.health, "/ready": status.ready}
-    without = {"/health_generate": probes.health_generate, "/ping": probes.ping}
+    probes_of: Mapping[str, tuple[Endpoint, Sequence[str]]] = {
+        "/health": (status.health, ("application/json", "text/plain")),
+        "/ready": (status.ready, ("application/json",)),
+        "/health_generate": (probes.health_generate, ()),
+        "/ping": (probes.ping, ()),
+    }
     return [
         KindedRoute(
-            path,
-            endpoint,
-            kind=Kind.OPEN,
-            methods=["GET"],
-            answers={200: types, 503: types},
+            path, endpoint, kind=Kind.OPEN, methods=["GET"], answers={200: types, 503: types}
         )
-        for endpoints, types in ((with_a_body, ("application/json",)), (without, ()))
-        for path, endpoint in endpoints.items()
+        for path, (endpoint, types) in probes_of.items()
     ]

@@ -38,7 +38,8 @@ def body_of(messages: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("sent", "hit"),
     [
-        ({"rid": "a"}, {"a"}),
+        ({"rid": "a", "prefix": False}, {"a"}),
+        ({"rid": "ab"}, {"ab"}),
         ({"rid": "a", "prefix": True}, {"a", "ab", "a_b"}),
         ({"rid": "a_", "prefix": "true"}, {"a_b"}),
         ({"rid": "b"}, {"b_0", "b_1"}),
@@ -57,6 +58,20 @@ def body_of(messages: list[Any]) -> Any:
 async def test_which_requests_are_meant(
     manual: Any, sent: dict[str, object], hit: set[str]
 ) -> None:
+    await aborted_are(manual, sent, hit)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "hit"), [("gr", {"a"}), ("sglang", {"a", "ab", "a_b"})], ids=["gr", "sglang"]
+)
+async def test_an_id_alone_means_what_the_dialect_says(
+    serve: Callable[..., Any], dialect: str, hit: set[str]
+) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None), dialect=dialect)
+    await aborted_are(serving, {"rid": "a"}, hit)
+
+
+async def aborted_are(manual: Any, sent: dict[str, object], hit: set[str]) -> None:
     bodies: list[dict[str, object]] = [{"text": "x", "rid": rid} for rid in ("a", "ab", "a_b")]
     bodies.append({"text": ["x", "y"], "rid": "b"})
     async with AsyncExitStack() as stack:

@@ -21,6 +21,7 @@ from hotswap.errors import (
     WeightsNotWhole,
 )
 from hotswap.http.dialect import dialect_of, paused_policy
+from hotswap.seams import SamplingParams
 from hotswap.settings import Settings
 from hotswap.testing.asgi_call import AsgiCall
 
@@ -172,6 +173,68 @@ async def test_an_update_tells_of_its_version(
 
     assert (status, reply["success"], reply["message"]) == (200, True, message)
     assert reply["num_paused_requests"] == 4
+
+
+@pytest.mark.parametrize(("dialect", "wanted"), [("gr", 0.0), ("sglang", 1.0)])
+async def test_a_request_without_a_temperature(
+    serve: Callable[..., Any], dialect: str, wanted: float
+) -> None:
+    """On every route that shares its sampling parameters; one that has one keeps it."""
+    serving = serve(dialect=dialect)
+    many = {"requests": [{"text": "a", "rid": "many"}]}
+    for path, body in (
+        ("/generate", {"text": "a", "rid": "one"}),
+        ("/generate", {"text": ["a"], "rid": "list", "sampling_params": [{"max_new_tokens": 1}]}),
+        ("/generate", {"text": "a", "rid": "null", "sampling_params": {"temperature": None}}),
+        ("/generate", {"text": "a", "rid": "hot", "sampling_params": {"temperature": 0.5}}),
+        ("/submit", {"text": "a", "rid": "later"}),
+        ("/submit_many", many),
+    ):
+        status, _ = await serving.json("POST", path, json=body)
+        assert status in (200, 202), path
+
+    temperatures = {
+        rid: one.request.sampling.temperature for rid, one in serving.engine.generations.items()
+    }
+    assert temperatures == {
+        **dict.fromkeys(["one", "list_0", "null", "later", "many"], wanted),
+        "hot": 0.5,
+    }
+
+
+async def test_the_defaults_of_sglang(sglang: Any) -> None:
+    await sglang.json("POST", "/generate", json={"text": "a", "rid": "r"})
+
+    assert sglang.engine.generations["r"].request.sampling == SamplingParams(
+        max_new_tokens=128, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0
+    )
+
+
+async def test_a_whole_reply_has_what_sglang_s_has(sglang: Any) -> None:
+    _, body = await sglang.json("POST", "/generate", json={"text": "a", "rid": "r"})
+
+    meta = body["meta_info"]
+    assert {
+        "id",
+        "finish_reason",
+        "prompt_tokens",
+        "weight_version",
+        "num_retractions",
+        "reasoning_tokens",
+        "completion_tokens",
+        "cached_tokens",
+        "e2e_latency",
+    } <= set(meta)
+    assert meta["reasoning_tokens"] == 0
+    assert "token_ids" not in meta
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_health_is_a_status(sglang: Any, alive: bool) -> None:
+    sglang.engine.alive = alive
+    reply = await sglang.client.get("/health")
+
+    assert (reply.status_code, reply.content) == (200 if alive else 503, b"")
 
 
 @pytest.mark.parametrize("dialect", ["gr", "sglang"])

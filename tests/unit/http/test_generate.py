@@ -35,7 +35,8 @@ async def test_a_whole_reply(serving: Any, method: str, prompt: dict[str, object
     assert set(body) == {"text", "output_ids", "meta_info"}
     assert (body["text"], body["output_ids"]) == ("ok", [111, 107])
     meta = body["meta_info"]
-    assert set(meta) == META_KEYS
+    assert set(meta) == META_KEYS | {"request_id", "token_ids", "beam_width"}
+    assert (meta["request_id"], meta["token_ids"], meta["beam_width"]) == ("r1", [111, 107], 1)
     assert meta["id"] == "r1"
     assert meta["finish_reason"] == {"type": "length", "length": 2}
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)

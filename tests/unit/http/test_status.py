@@ -4,6 +4,7 @@ import pytest
 
 from hotswap import __version__
 from hotswap.state import Facts, Machine, Weights
+from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.types import PauseMode, WeightStamp
 
 WEIGHTS = {
@@ -39,6 +40,28 @@ async def test_a_dead_engine_is_not_healthy(serving: Any) -> None:
     assert (status, body["engine_alive"], body["status"]) == (503, False, "unhealthy")
     status, body = await serving.json("GET", "/ready")
     assert (status, body["reasons"]) == (503, ["engine_not_running"])
+
+
+async def test_a_server_whose_queue_is_full_is_not_ready(serve: Any) -> None:
+    serving = serve(
+        engine=ScriptedEngine(reply=None), max_running_requests=2, max_queued_requests=1
+    )
+    for rid in ("a", "b", "c"):
+        assert (await serving.json("GET", "/ready"))[0] == 200
+        status, _ = await serving.json("POST", "/submit", json={"text": "x", "rid": rid})
+        assert status == 202
+
+    status, body = await serving.json("GET", "/ready")
+    assert (status, body["reasons"]) == (503, ["waiting_queue_full"])
+    assert (await serving.json("GET", "/health"))[0] == 200
+    serving.engine.generations["b"].finish("length")
+    assert (await serving.json("GET", "/result/b?timeout=60"))[0] == 200
+    assert (await serving.json("GET", "/ready"))[0] == 200
+    assert (
+        await serving.client.post("/abort_request", json={"abort_all": True})
+    ).status_code == 200
+    for rid in ("a", "c"):
+        assert (await serving.json("GET", f"/result/{rid}?timeout=60"))[0] == 200
 
 
 async def test_a_server_going_down_is_not_healthy(serving: Any) -> None:
