@@ -1,9 +1,14 @@
 """Fenced blocks of our documents, each with the directive in the comment above it.
 
-``<!-- run: TEXT -->``  executed; what it prints has TEXT in it
-``<!-- serve -->``      the server that the blocks after it talk to
-``<!-- prepare -->``    makes the checkpoints ``.demo/A`` and ``.demo/B``
-``<!-- make -->``       targets of the Makefile
+``<!-- run: TEXT -->``     executed; what it prints has TEXT in it
+``<!-- file: NAME -->``    written to NAME, for the blocks after it to use
+``<!-- serve -->``         the server that the blocks after it talk to
+``<!-- prepare -->``       makes the checkpoints ``.demo/A`` and ``.demo/B``
+``<!-- make -->``          targets of the Makefile
+``<!-- tested: PATH -->``  commands that the test in PATH executes
+
+The blocks of a page are executed in order, in one directory. Every block in ``bash`` or
+``python`` has a directive, in every page.
 """
 
 from __future__ import annotations
@@ -13,12 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "plugins/*/*.md", "contrib/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+GUIDES = (
     ROOT / "README.md",
     ROOT / "docs" / "tutorial" / "first-swap.md",
     ROOT / "docs" / "how-to" / "curl.md",
 )
-DIRECTIVES = ("run", "serve", "prepare", "make")
+"""The pages that lead somebody through a server from the start."""
+
+RUNNABLE = ("bash", "python")
+SHOWN = ("http", "ini", "json", "mermaid", "text", "toml")
+DIRECTIVES = ("run", "file", "serve", "prepare", "make", "tested")
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<directive>[a-z]+)(?:: (?P<expected>.*?))? -->\n)?"
@@ -58,3 +72,8 @@ def blocks_of(document: Path) -> list[Block]:
         )
         for found in _BLOCK.finditer(text)
     ]
+
+
+def executed(page: Path) -> list[Block]:
+    """What a test does something for: the blocks that are written, served or run."""
+    return [block for block in blocks_of(page) if block.directive in ("run", "file", "serve")]

@@ -1,25 +1,35 @@
-"""The README's and the tutorial's blocks, executed in order against a real server.
+"""The blocks of every document, executed in order in one directory.
 
-The checkpoints are tiny ones under the names that the documents use, and the port
-is a free one; nothing else is changed.
+The checkpoints are tiny ones under the names that the documents use, the port is a
+free one, and ``.venv`` is this environment; nothing else is changed.
 """
 
 from __future__ import annotations
 
-import shlex
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
-from tests.markdown_blocks import DOCUMENTS, Block, blocks_of
+from tests.markdown_blocks import GUIDES, PAGES, ROOT, Block, executed
 
 ADDRESS = "http://127.0.0.1:30000"
+PROGRAM = ".venv/bin/hotswap"
 LIMIT_S = 60.0
+
+# Stands for the documented program: shows how the shell called it.
+SHOWS_CALL = r"""#!/bin/sh
+printf '%s\0' "$@"
+env -0 | grep -z '^HOTSWAP_' | sed -z 's/^/env:/'
+exit 0
+"""
 
 pytestmark = [
     pytest.mark.process,
@@ -32,37 +42,87 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that looks like a prepared checkout, and is the current one."""
     make_checkpoint(tmp_path / ".demo" / "A", seed=1)
     make_checkpoint(tmp_path / ".demo" / "B", seed=2)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [page for page in PAGES if executed(page)],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_blocks_of_a_document_do_what_it_says(document: Path, checkout: Path) -> None:
-    blocks = blocks_of(document)
-    served = next(block for block in blocks if block.directive == "serve")
-    ran = [block for block in blocks if block.directive == "run"]
-    model, *flags = server_arguments(served)
-    with ServerProcess(model, *flags, allow_weight_update=False) as server:
-        for block in ran:
-            printed = output_of(block, server.base_url)
-            assert block.expected is not None
-            assert block.expected in printed, f"{block.place} printed:\n{printed}"
-    assert len(ran) >= 3
+    server: ServerProcess | None = None
+    ran = 0
+    with ExitStack() as servers:
+        for block in executed(document):
+            if block.directive == "serve":
+                servers.close()
+                server = servers.enter_context(served_by(block, checkout))
+            elif block.directive == "file":
+                written(block, checkout)
+            else:
+                ran += 1
+                printed = output_of(block, server)
+                assert block.expected
+                assert block.expected in printed, f"{block.place} printed:\n{printed}"
+    assert ran >= (3 if document in GUIDES else 1)
 
 
-def server_arguments(block: Block) -> list[str]:
-    """The model, and every other flag, of a documented ``hotswap serve``."""
-    words = shlex.split(block.code)[2:]
-    at = words.index("--model")
-    return [words[at + 1], *words[:at], *words[at + 2 :]]
+def served_by(block: Block, checkout: Path) -> ServerProcess:
+    """The server of a documented ``hotswap serve``, on a port of its own."""
+    arguments, environ = call_of(block, checkout)
+    assert arguments[0] == "serve", block.place
+    at = arguments.index("--model")
+    flags = [*arguments[1:at], *arguments[at + 2 :]]
+    return ServerProcess(arguments[at + 1], *flags, environ=environ, allow_weight_update=False)
 
 
-def output_of(block: Block, url: str) -> str:
+def call_of(block: Block, checkout: Path) -> tuple[list[str], Mapping[str, str]]:
+    """What the shell makes of a block: the program's arguments, and its variables."""
+    stub = checkout / "shows-call"
+    stub.write_text(SHOWS_CALL)
+    stub.chmod(0o700)
+    assert block.code.count(PROGRAM) == 1, block.place
+    shown = run_bash(block, block.code.replace(PROGRAM, str(stub))).split("\0")[:-1]
+    variables = [word.removeprefix("env:") for word in shown if word.startswith("env:")]
+    arguments = [word for word in shown if not word.startswith("env:")]
+    return arguments, dict(variable.split("=", 1) for variable in variables)
+
+
+def written(block: Block, checkout: Path) -> None:
+    """Put a block where its directive says, inside the directory."""
+    assert block.expected, block.place
+    path = (checkout / block.expected).resolve()
+    assert path.is_relative_to(checkout.resolve()), block.place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.code, encoding="utf-8")
+
+
+def output_of(block: Block, server: ServerProcess | None) -> str:
     """Execute a block and return what it printed; it must succeed."""
-    assert ADDRESS in block.code or block.language == "python", block.place
-    code = block.code.replace(ADDRESS, url)
-    shell = ["bash", "-eu", "-o", "pipefail", "-c", code]
-    command = shell if block.language == "bash" else [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    code = block.code
+    if server is not None:
+        assert ADDRESS in code or ".venv/bin/" in code or block.language == "python", block.place
+        code = code.replace(ADDRESS, server.base_url)
+    else:
+        assert ADDRESS not in code, f"{block.place} talks to a server that no block serves"
+    if block.language == "bash":
+        return run_bash(block, code)
+    return run([sys.executable, "-c", code], block)
+
+
+def run_bash(block: Block, code: str) -> str:
+    """Execute ``code``, what is left of a block, in a strict shell."""
+    return run(["bash", "-eu", "-o", "pipefail", "-c", code], block)
+
+
+def run(command: list[str], block: Block) -> str:
+    """What the command printed to its standard output."""
+    environ = {name: value for name, value in os.environ.items() if name[:8] != "HOTSWAP_"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ
+    )
     assert done.returncode == 0, f"{block.place} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
