@@ -1,0 +1,60 @@
+"""``aggregate/``: one delta from the base to some version M, for who joins late.
+
+Its single directory is written over again while it may be read: every file is stamped
+with the version (``version`` in its metadata), and an aggregate whose stamps disagree, or
+that changed meanwhile, is skipped. It only saves work: the versions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from hotswap.errors import UpdateRejected
+from hotswap.stream.blobs import Delta, read_deltas
+from hotswap.stream.errors import SourceNotReady, VersionMalformed
+from hotswap.stream.layout import DeltaIndex, read_index
+from hotswap.weights.folder import Folder
+from hotswap.weights.roots import Allowed
+
+__all__ = ["DIRECTORY", "aggregate_deltas", "aggregate_index"]
+
+DIRECTORY = "aggregate"
+
+_log = logging.getLogger("hotswap.pull")
+
+
+def aggregate_index(
+    source: Path, *, target: int, lengths: Mapping[str, int], allowed: Allowed | None
+) -> DeltaIndex | None:
+    """The aggregate's index; None when there is none that helps on the way to ``target``."""
+    if not (source / DIRECTORY).is_dir():
+        return None
+    try:
+        with Folder.open(source / DIRECTORY, allowed=allowed) as folder:
+            index = read_index(folder, version=None, names=lengths)
+    except UpdateRejected as error:
+        _log.info("the aggregate is skipped: %s", error)
+        return None
+    if index is None or index.base_version != 0 or index.version > target:
+        return None
+    return index
+
+
+def aggregate_deltas(
+    source: Path, index: DeltaIndex, *, lengths: Mapping[str, int], allowed: Allowed | None
+) -> Mapping[str, Delta] | None:
+    """The deltas of ``index``; None when the directory is not in one state."""
+    try:
+        with Folder.open(source / DIRECTORY, allowed=allowed) as folder:
+            if "version" in index.file_of:
+                raise VersionMalformed("a tensor is called 'version', which is where stamps are")
+            deltas = read_deltas(folder, index, lengths, stamped=True)
+            after = read_index(folder, version=None, names=lengths)
+            if after is None or after.text != index.text:
+                raise SourceNotReady("its index changed while it was read")
+    except UpdateRejected as error:
+        _log.info("the aggregate is skipped: %s", error)
+        return None
+    return deltas

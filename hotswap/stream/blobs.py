@@ -1,0 +1,128 @@
+"""The blobs of one delta version: read whole, matched against the index, kept compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotswap.stream.checksums import is_checksum
+from hotswap.stream.encodings import Bytes, Encoding, apply, max_compressed_bytes
+from hotswap.stream.errors import SourceNotReady, VersionMalformed
+from hotswap.stream.header import Header, Span, header_room
+from hotswap.stream.layout import DeltaIndex
+from hotswap.stream.source_file import read_whole
+from hotswap.weights.folder import Folder
+
+__all__ = ["Delta", "read_deltas"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """How one version changes one tensor. ``blob`` views the file that was read."""
+
+    version: int
+    name: str
+    encoding: Encoding
+    blob: memoryview
+    checksum_format: str
+    checksum: str
+
+    @property
+    def where(self) -> str:
+        """Version and tensor, for messages."""
+        return f"version {self.version}, tensor {self.name!r:.200}"
+
+    def apply(self, tensor: Bytes) -> None:
+        """Turn ``tensor`` into the version's bytes. Raises: DeltaDamaged, nothing changed."""
+        apply(self.encoding, self.blob, tensor, where=self.where)
+
+
+def read_deltas(
+    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
+) -> Mapping[str, Delta]:
+    """Every tensor that the version changes, by name; reads only files that the index names.
+
+    ``lengths``: tensor name -> bytes, of the checkpoint that the deltas are for; what is
+    read is bounded by it. ``stamped``: every file says the version in its metadata, and
+    one that says another is not ready.
+
+    Raises: SourceNotReady, VersionMalformed.
+    """
+    unknown = sorted(index.file_of.keys() - lengths.keys())
+    if unknown:
+        raise VersionMalformed(
+            f"{folder.path}: changes {len(unknown)} tensors that the checkpoint lacks "
+            f"({unknown[0]!r:.200}); publish a full version for another model"
+        )
+    deltas = dict[str, Delta]()
+    for file in sorted(set(index.file_of.values())):
+        mapped = {name: lengths[name] for name, of in index.file_of.items() if of == file}
+        deltas |= _file_deltas(folder, index, file, mapped, stamped=stamped)
+    return deltas
+
+
+def _file_deltas(
+    folder: Folder, index: DeltaIndex, file: str, lengths: Mapping[str, int], *, stamped: bool
+) -> dict[str, Delta]:
+    source = f"{folder.path}: {file}"
+    room = header_room(lengths) + sum(
+        max_compressed_bytes(index.encoding, length) for length in lengths.values()
+    )
+    header, whole = read_whole(folder, file, at_most=room)
+    checksums = _checksums(header, index, lengths, source=source, stamped=stamped)
+    return {
+        name: Delta(
+            version=index.version,
+            name=name,
+            encoding=index.encoding,
+            blob=_blob(whole, span, f"{source}: tensor {name!r:.200}"),
+            checksum_format=index.checksum_format,
+            checksum=checksums[name],
+        )
+        for name, span in header.spans.items()
+    }
+
+
+def _checksums(
+    header: Header,
+    index: DeltaIndex,
+    lengths: Mapping[str, int],
+    *,
+    source: str,
+    stamped: bool,
+) -> dict[str, str]:
+    checksums = dict(header.metadata)
+    if stamped:
+        _check_stamp(checksums.pop("version", None), index, source)
+    for what, names in (("its header", header.spans), ("its checksums", checksums)):
+        different = sorted(names.keys() ^ lengths.keys())
+        if different:
+            raise VersionMalformed(
+                f"{source}: {what} and the index disagree about {len(different)} tensors "
+                f"({different[0]!r:.200}), wanted each tensor once, in the file that the index "
+                "says; publish it again"
+            )
+    for name, text in checksums.items():
+        if not is_checksum(index.checksum_format, text):
+            raise VersionMalformed(
+                f"{source}: tensor {name!r:.200} has the checksum {text!r:.80}, which is no "
+                f"{index.checksum_format}"
+            )
+    return checksums
+
+
+def _check_stamp(stamp: str | None, index: DeltaIndex, source: str) -> None:
+    if stamp is None or not stamp.isdecimal() or int(stamp) != index.version:
+        raise SourceNotReady(
+            f"{source}: is stamped {stamp!r:.80}, but the index says {index.version}: it was "
+            "read while it was written"
+        )
+
+
+def _blob(whole: memoryview, span: Span, where: str) -> memoryview:
+    if span.dtype != "U8" or span.shape != (span.length,):
+        raise VersionMalformed(
+            f"{where}: {span.dtype} {list(span.shape)} of {span.length} bytes, wanted U8 of one "
+            "dimension"
+        )
+    return whole[span.offset : span.offset + span.length]

@@ -1,0 +1,88 @@
+"""Which versions bring a checkpoint to a target: found whole before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from hotswap.errors import UpdateRejected
+from hotswap.stream.errors import OutsideRoots, SourceNotReady, StreamError, VersionMissing
+from hotswap.stream.layout import DeltaIndex, directory_of, read_index
+from hotswap.weights.folder import Folder
+from hotswap.weights.roots import Allowed
+
+__all__ = ["Chain", "OpenVersion", "open_version", "resolve"]
+
+OpenVersion: TypeAlias = Callable[[int], Folder]
+"""The pinned directory of a version. Raises: SourceNotReady when it is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Start from ``start`` and apply ``deltas`` in order.
+
+    ``start`` is a full version's number (0: the base), or one of the versions that the
+    caller has already.
+    """
+
+    start: int
+    deltas: tuple[DeltaIndex, ...]
+
+    @property
+    def target(self) -> int:
+        """The version that the chain ends at."""
+        return self.deltas[-1].version if self.deltas else self.start
+
+
+def open_version(source: Path, version: int, allowed: Allowed | None) -> Folder:
+    """Pin the directory of ``version``. Raises: SourceNotReady, OutsideRoots."""
+    directory = directory_of(source, version)
+    try:
+        return Folder.open(directory, allowed=allowed)
+    except UpdateRejected as error:
+        if error.__cause__ is None:
+            raise OutsideRoots(str(error)) from error
+        raise SourceNotReady(
+            f"{directory}: version {version} is not there (yet); pull again once it is published"
+        ) from error
+
+
+def resolve(
+    target: int, *, at_hand: Collection[int], open_one: OpenVersion, names: Collection[str]
+) -> Chain:
+    """Walk back from ``target`` to a full version, the base, or a version of ``at_hand``.
+
+    Raises: SourceNotReady when the target is not there, VersionMissing naming what is
+    missing on the way, and what ``read_index`` raises.
+    """
+    deltas = list[DeltaIndex]()
+    number = target
+    while number and number not in at_hand:
+        index = _index_of(number, target, open_one, names)
+        if index is None:
+            break
+        deltas.append(index)
+        number = index.base_version
+    return Chain(start=number, deltas=tuple(reversed(deltas)))
+
+
+def _index_of(
+    number: int, target: int, open_one: OpenVersion, names: Collection[str]
+) -> DeltaIndex | None:
+    try:
+        folder = open_one(number)
+    except SourceNotReady as error:
+        if number == target:
+            raise
+        raise _missing(number, target, error) from error
+    with folder:
+        return read_index(folder, version=number, names=names)
+
+
+def _missing(number: int, target: int, error: StreamError) -> VersionMissing:
+    return VersionMissing(
+        f"version {number} is missing on the way to {target} ({error}); publish it again, or "
+        "publish a full version after it"
+    )

@@ -1,0 +1,152 @@
+"""How a tensor's change is written: ``xor`` and ``overwrite``, each one zstd frame.
+
+``xor``: new ^ old, as long as the tensor. ``overwrite``: ``count`` u4, ``count``
+byte positions u4, ``count`` new bytes; all little-endian, positions ascending.
+
+Rule: a blob is believed only as far as the tensor's length bounds it, and every
+bound is checked before memory is taken for what the blob says.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from hotswap.stream.errors import DeltaDamaged, StreamError
+
+__all__ = ["Bytes", "Encoding", "apply", "encode", "max_compressed_bytes"]
+
+Bytes = NDArray[np.uint8]
+"""A tensor's bytes, one-dimensional."""
+
+_LEVEL = 1
+_POSITION_BYTES = 4
+_COUNT_BYTES = 4
+_MAX_POSITIONS = 2**32
+
+
+class Encoding(StrEnum):
+    """The values of ``delta_encoding`` in an index."""
+
+    XOR = "xor"
+    OVERWRITE = "overwrite"
+
+
+def max_compressed_bytes(encoding: Encoding, length: int) -> int:
+    """The longest blob that a sane compressor makes for a tensor of ``length`` bytes."""
+    payload = _max_payload(encoding, length)
+    return payload + payload // 128 + 1024
+
+
+def apply(encoding: Encoding, blob: memoryview, tensor: Bytes, *, where: str) -> None:
+    """Turn ``tensor`` from the old bytes into the new ones, in place.
+
+    ``where`` names version and tensor in messages. Raises: DeltaDamaged, the tensor
+    then as it was.
+    """
+    payload = _decompress(blob, at_most=_max_payload(encoding, len(tensor)), where=where)
+    if encoding is Encoding.XOR:
+        _apply_xor(payload, tensor, where)
+    else:
+        _apply_overwrite(payload, tensor, where)
+
+
+def encode(encoding: Encoding, old: Bytes, new: Bytes) -> bytes | None:
+    """The blob that turns ``old`` into ``new``; None when nothing changed.
+
+    Raises: StreamError for another length, or a tensor too long for ``overwrite``.
+    """
+    if len(old) != len(new):
+        raise StreamError(
+            f"a tensor went from {len(old)} bytes to {len(new)}, wanted the same length; "
+            "publish a full version"
+        )
+    if encoding is Encoding.XOR:
+        change = np.bitwise_xor(old, new)
+        payload = change.data if change.any() else None
+    else:
+        payload = _overwrite_payload(old, new)
+    if payload is None:
+        return None
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
+
+
+def _max_payload(encoding: Encoding, length: int) -> int:
+    if encoding is Encoding.XOR:
+        return length
+    return _COUNT_BYTES + (_POSITION_BYTES + 1) * length
+
+
+def _decompress(blob: memoryview, *, at_most: int, where: str) -> bytes:
+    try:
+        size = zstandard.get_frame_parameters(blob).content_size
+        # The library takes memory for the size that a frame declares, whatever it may be.
+        if size not in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+            _check_size(size, at_most, where)
+        decompressor = zstandard.ZstdDecompressor()
+        payload = decompressor.decompress(
+            blob, max_output_size=max(at_most, 1), allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise DeltaDamaged(
+            f"{where}: not one zstd frame of at most {at_most} bytes ({error}); publish it again"
+        ) from error
+    _check_size(len(payload), at_most, where)
+    return payload
+
+
+def _check_size(size: int, at_most: int, where: str) -> None:
+    if size > at_most:
+        raise DeltaDamaged(
+            f"{where}: decompresses to {size} bytes, wanted at most {at_most} for a tensor of "
+            "this length; it belongs to another tensor, or is hostile"
+        )
+
+
+def _apply_xor(payload: bytes, tensor: Bytes, where: str) -> None:
+    if len(payload) != len(tensor):
+        raise DeltaDamaged(
+            f"{where}: an xor delta of {len(payload)} bytes, but the tensor has {len(tensor)}; "
+            "publish it again"
+        )
+    np.bitwise_xor(tensor, np.frombuffer(payload, np.uint8), out=tensor)
+
+
+def _apply_overwrite(payload: bytes, tensor: Bytes, where: str) -> None:
+    count = int.from_bytes(payload[:_COUNT_BYTES], "little")
+    wanted = _COUNT_BYTES + (_POSITION_BYTES + 1) * count
+    if len(payload) != wanted:
+        raise DeltaDamaged(
+            f"{where}: an overwrite delta of {len(payload)} bytes that says {count} positions, "
+            f"wanted {wanted} bytes for them; publish it again"
+        )
+    positions = np.frombuffer(payload, "<u4", count, _COUNT_BYTES)
+    values = np.frombuffer(payload, np.uint8, count, _COUNT_BYTES + _POSITION_BYTES * count)
+    if np.any(positions[1:] <= positions[:-1]):
+        raise DeltaDamaged(
+            f"{where}: positions of an overwrite delta are not ascending, or one is there "
+            "twice; publish it again"
+        )
+    if count and positions[-1] >= len(tensor):
+        raise DeltaDamaged(
+            f"{where}: an overwrite delta writes at byte {positions[-1]}, but the tensor has "
+            f"{len(tensor)}; publish it again"
+        )
+    tensor[positions] = values
+
+
+def _overwrite_payload(old: Bytes, new: Bytes) -> memoryview | None:
+    if len(new) > _MAX_POSITIONS:
+        raise StreamError(
+            f"a tensor of {len(new)} bytes is too long for overwrite, whose positions have 32 "
+            "bits; publish with xor"
+        )
+    positions = np.flatnonzero(old != new)
+    if not positions.size:
+        return None
+    count = np.array([positions.size], "<u4")
+    parts = (count.view(np.uint8), positions.astype("<u4").view(np.uint8), new[positions])
+    return np.concatenate(parts).data

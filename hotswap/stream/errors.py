@@ -1,0 +1,97 @@
+"""What can be wrong with a published stream, a version of it, or the local copy.
+
+Rule: the live weights are untouched by all of these, and the local checkpoint is
+the version that it was, unless the message says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hotswap.errors import UpdateRejected
+
+__all__ = [
+    "DeltaDamaged",
+    "DiskFull",
+    "LocalDamaged",
+    "LocalDiskFailed",
+    "OutOfOrder",
+    "OutsideRoots",
+    "PullPending",
+    "SourceNotReady",
+    "StreamError",
+    "UnknownEncoding",
+    "VersionMalformed",
+    "VersionMissing",
+    "raised_as",
+]
+
+
+class StreamError(UpdateRejected):
+    """Base of everything that is wrong with a stream or its local copy.
+
+    ``local_version`` is the whole version that the local checkpoint is at after a
+    pull that failed; None when it holds none, or when no pull was running.
+    """
+
+    local_version: int | None = None
+
+
+class SourceNotReady(StreamError):
+    """A version is not, or not yet wholly, visible at the source."""
+
+    retryable = True
+
+
+class VersionMissing(StreamError):
+    """A version between what is applied and the target is not there."""
+
+
+class VersionMalformed(StreamError):
+    """A version is there, and its index or headers are not what a publisher writes."""
+
+
+class DeltaDamaged(StreamError):
+    """A tensor's delta cannot be decoded, or does not give the bytes that its checksum says."""
+
+
+class UnknownEncoding(StreamError):
+    """A version says an encoding, compression or checksum that nobody here can read."""
+
+
+class OutOfOrder(StreamError):
+    """A version builds on another one than the version before it."""
+
+
+class LocalDamaged(StreamError):
+    """The local checkpoint is not what the last pull left."""
+
+
+class PullPending(StreamError):
+    """A pull was cut short after it had begun to write; the next pull finishes it."""
+
+    retryable = True
+
+
+class DiskFull(StreamError):
+    """There is no room for the new version on the local disk."""
+
+
+class LocalDiskFailed(StreamError):
+    """The local disk refused a write for another reason than room."""
+
+
+class OutsideRoots(StreamError):
+    """A directory is not one that a pull may read from or write to."""
+
+
+@contextmanager
+def raised_as(kind: type[StreamError]) -> Iterator[None]:
+    """Raise what the body rejects as ``kind``, unless it says more exactly what is wrong."""
+    try:
+        yield
+    except StreamError:
+        raise
+    except UpdateRejected as error:
+        raise kind(str(error)) from error

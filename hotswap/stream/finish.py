@@ -1,0 +1,98 @@
+"""Carrying out a journal: from the first changed byte to the new state, any number of times."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+
+from hotswap.stream.disk import Disk
+from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.journal import JournalReader, Record
+from hotswap.stream.parallel import run_all
+from hotswap.stream.progress import Tally
+from hotswap.stream.state import Reserved, spelled_out, write_durably
+
+__all__ = ["finish"]
+
+
+def finish(
+    paths: Reserved, journal: JournalReader, disk: Disk, pool: Executor, tally: Tally
+) -> None:
+    """Make the directory what ``journal`` says, durably, and forget the journal.
+
+    Raises: LocalDamaged when a file that it changes is gone or too short; OSError, after
+    which it can be called again.
+    """
+    _place_files(paths, journal, disk)
+    _write_records(paths, journal, disk, pool, tally)
+    disk.sync_directory(paths.directory)
+    write_durably(disk, paths.state, spelled_out(journal.outcome.state))
+    forget(paths, disk)
+
+
+def forget(paths: Reserved, disk: Disk) -> None:
+    """Remove the journal and what was staged for it. Raises: OSError."""
+    disk.unlink(paths.journal)
+    disk.sync_directory(paths.home)
+    if paths.incoming.exists():
+        for leftover in sorted(paths.incoming.iterdir()):
+            disk.unlink(leftover)
+
+
+def _place_files(paths: Reserved, journal: JournalReader, disk: Disk) -> None:
+    for name in journal.outcome.moves:
+        incoming, place = paths.incoming / name, paths.directory / name
+        if incoming.exists():
+            disk.rename(incoming, place)
+        elif not place.exists():
+            raise LocalDamaged(f"{place}: is gone, and so is its new copy")
+    for name in journal.outcome.removes:
+        disk.unlink(paths.directory / name)
+
+
+def _write_records(
+    paths: Reserved, journal: JournalReader, disk: Disk, pool: Executor, tally: Tally
+) -> None:
+    records = list(journal.records())
+    with ExitStack() as stack:
+        fds = dict[int, int]()
+        for number in sorted({record.file for record in records}):
+            fds[number] = _open(paths, journal.outcome.files[number], disk)
+            stack.callback(disk.close, fds[number])
+        total = sum(record.span for record in records)
+        with tally.phase("write", total_bytes=total):
+            run_all(
+                pool,
+                [
+                    (record.span, partial(_write, record, journal, fds, disk, tally))
+                    for record in records
+                ],
+            )
+        with tally.phase("sync"):
+            for fd in fds.values():
+                disk.sync(fd)
+
+
+def _open(paths: Reserved, name: str, disk: Disk) -> int:
+    try:
+        return disk.open(paths.directory / name, create=False)
+    except FileNotFoundError as error:
+        raise LocalDamaged(f"{paths.directory / name}: is gone") from error
+
+
+def _write(
+    record: Record, journal: JournalReader, fds: Mapping[int, int], disk: Disk, tally: Tally
+) -> None:
+    fd = fds[record.file]
+    old = os.pread(fd, record.span, record.offset)
+    if len(old) != record.span:
+        raise LocalDamaged(f"{journal.outcome.files[record.file]}: became shorter")
+    span = np.frombuffer(bytearray(old), np.uint8)
+    journal.patch(record, span)
+    disk.write(fd, record.offset, span.data)
+    tally.through(written=record.span, done=record.span)

@@ -1,0 +1,132 @@
+"""One pull, with the lock held: what is there, what is missing, and the shortest way."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+
+import msgspec
+
+from hotswap.errors import UpdateRejected
+from hotswap.stream.apply import grouped
+from hotswap.stream.chain import Chain
+from hotswap.stream.errors import LocalDamaged, StreamError
+from hotswap.stream.in_place import InPlace, stage_changes
+from hotswap.stream.job import Job, read_unchanged
+from hotswap.stream.journal import JournalWriter
+from hotswap.stream.layout import spelled
+from hotswap.stream.new_copy import new_copy
+from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.source import Source
+from hotswap.stream.state import State
+from hotswap.stream.stored import StoredTensors
+
+__all__ = ["bring_forward"]
+
+_log = logging.getLogger("hotswap.pull")
+
+
+def bring_forward(job: Job) -> PullReport:
+    """Finish what is unfinished, then reach the target. Raises: StreamError, OSError."""
+    recovered = job.local.recover()
+    state = job.local.state
+    if state is None:
+        reason = "its state is not to be trusted" if job.local.paths.state.exists() else None
+        return new_copy(job, reason)
+    reason = _why_anew(job, state)
+    if reason is not None:
+        return new_copy(job, reason)
+    try:
+        report = _in_place(job, state, recovered)
+    except LocalDamaged as error:
+        _log.warning("%s; it is seeded again", error)
+        return _mended(job, str(error))
+    if report is None:
+        return new_copy(job, "a full version is on the way to the target")
+    return report
+
+
+def _mended(job: Job, reason: str) -> PullReport:
+    try:
+        return new_copy(job, reason)
+    except StreamError as error:
+        both = LocalDamaged(f"{reason}; and it could not be seeded again: {error}")
+        both.retryable = error.retryable
+        raise both from error
+
+
+def _why_anew(job: Job, state: State) -> str | None:
+    """Why a whole copy is of no use as a beginning; None when it is of use."""
+    if job.target < state.number:
+        return f"version {job.target} is behind the applied {state.number}"
+    if state.base_checkpoint_dir != job.base_path:
+        return f"it was made from the base {state.base_checkpoint_dir}"
+    if _base_digest(job) not in (None, state.base_digest):
+        return "the base checkpoint was changed"
+    return _why_another_stream(job, state) if state.number else None
+
+
+def _why_another_stream(job: Job, state: State) -> str | None:
+    if state.checkpoint_source_dir != job.source_path:
+        return f"it was made from the source {state.checkpoint_source_dir}"
+    if _published(job, state) not in (None, state.index_digest):
+        return f"another version {state.number} was published since"
+    return None
+
+
+def _base_digest(job: Job) -> str | None:
+    """None when the base cannot be looked at, which is no reason to do without a copy."""
+    try:
+        with StoredTensors.at(job.places.base, timed=True) as base:
+            return base.digest
+    except UpdateRejected as error:
+        _log.info("the base cannot be compared: %s", error)
+        return None
+
+
+def _published(job: Job, state: State) -> str | None:
+    """None when the applied version is gone from the source, as trainers remove them."""
+    try:
+        return job.source(state.tensors).digest(state.number)
+    except UpdateRejected as error:
+        _log.info("version %d cannot be compared: %s", state.number, error)
+        return None
+
+
+def _in_place(job: Job, state: State, recovered: bool) -> PullReport | None:
+    """None when the way to the target does not lead over what is applied."""
+    with job.local.open(state, allowed=job.places.local_allowed) as stored:
+        source = job.source(state.tensors)
+        chain = Chain(start=state.number, deltas=())
+        if job.target != state.number:
+            chain = source.chain(job.target, at_hand={state.number})
+        if chain.start != state.number:
+            return None
+        if not chain.deltas:
+            mode = PullMode.RECOVERED if recovered else PullMode.NOOP
+            return job.report(mode, chain)
+        return _apply(job, state, stored, source, chain)
+
+
+def _apply(
+    job: Job, state: State, stored: StoredTensors, source: Source, chain: Chain
+) -> PullReport:
+    with job.local.tally.phase("read"):
+        versions, digest = read_unchanged(source, chain, stored.lengths)
+    by_tensor = grouped(versions)
+    journal = JournalWriter(job.local.disk, job.local.paths.journal)
+    with closing(journal):
+        staging = InPlace(
+            journal=journal, pool=job.local.pool, tally=job.local.tally, known=state.tensors
+        )
+        files = stage_changes(stored, by_tensor, staging)
+        after = msgspec.structs.replace(
+            state,
+            version=spelled(chain.target),
+            checkpoint_source_dir=job.source_path,
+            index_digest=digest,
+            tensors={**state.tensors, **staging.digests},
+        )
+        job.local.commit(journal, after, files=files)
+    mode = PullMode.DELTA if len(chain.deltas) == 1 else PullMode.FOLD
+    return job.report(mode, chain)

@@ -1,0 +1,100 @@
+"""The steady state: what changes in a local checkpoint, verified and written as a journal.
+
+Rule: nothing of the checkpoint is written here. A tensor is read, changed and verified in
+memory; only spans that differ go into the journal, as absolute bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+
+from hotswap.stream.apply import Fold, blame, bytes_of, fold
+from hotswap.stream.blobs import Delta
+from hotswap.stream.checksums import OWN_CHECKSUM, checksum
+from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.journal import CHUNK_BYTES, JournalWriter
+from hotswap.stream.parallel import run_all
+from hotswap.stream.progress import Tally
+from hotswap.stream.stored import StoredTensor, StoredTensors
+
+__all__ = ["InPlace", "stage_changes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """What a staging needs: ``known`` are the recorded xxh3-128 of the old tensors."""
+
+    journal: JournalWriter
+    pool: Executor
+    tally: Tally
+    known: Mapping[str, str]
+    digests: dict[str, str] = field(default_factory=dict)
+    """Filled: tensor name -> xxh3-128 of the new bytes."""
+
+
+def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple[str, ...]:
+    """Put everything that ``deltas`` change into the journal; the files that it numbers.
+
+    Raises: DeltaDamaged, LocalDamaged, OSError of the local disk.
+    """
+    files = tuple(local.files)
+    number_of = {file: number for number, file in enumerate(files)}
+    tensors = [(local.tensors[name], of) for name, of in deltas.items()]
+    total = sum(tensor.span.length for tensor, _ in tensors)
+    with staging.tally.phase("apply", total_bytes=total):
+        run_all(
+            staging.pool,
+            [
+                (
+                    tensor.span.length,
+                    partial(_stage, tensor, number_of[tensor.file.name], of, staging),
+                )
+                for tensor, of in tensors
+            ],
+        )
+    return files
+
+
+def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: InPlace) -> None:
+    length = tensor.span.length
+    buffer = bytearray(length)
+    _read(tensor, memoryview(buffer))
+    new = bytes_of(buffer)
+    digest = fold(new, deltas)
+    if digest is None:
+        _read(tensor, memoryview(buffer))
+        _check_old(tensor, memoryview(buffer), staging)
+        raise blame(new, deltas)
+    staging.digests[tensor.name] = digest
+    # The old bytes are read again, a piece at a time, rather than kept: they are cached.
+    old_buffer = bytearray(min(length, CHUNK_BYTES))
+    for at in range(0, length, CHUNK_BYTES):
+        size = min(CHUNK_BYTES, length - at)
+        _read(tensor, memoryview(old_buffer)[:size], offset=at)
+        staging.journal.change(
+            file,
+            tensor.span.offset + at,
+            old=bytes_of(old_buffer)[:size],
+            new=new[at : at + size],
+        )
+    staging.tally.through(done=length)
+
+
+def _read(tensor: StoredTensor, out: memoryview, *, offset: int = 0) -> None:
+    try:
+        tensor.read_into(out, offset=offset)
+    except OSError as error:
+        raise LocalDamaged(f"{tensor.file.name}: cannot be read ({error})") from error
+
+
+def _check_old(tensor: StoredTensor, old: memoryview, staging: InPlace) -> None:
+    """Tell a damaged copy from a damaged delta."""
+    known, seen = staging.known.get(tensor.name), checksum(OWN_CHECKSUM, old)
+    if seen != known:
+        raise LocalDamaged(
+            f"{tensor.file.name}: tensor {tensor.name!r:.200} has the checksum {seen}, but the "
+            f"last pull left {known}"
+        )

@@ -1,0 +1,82 @@
+"""What every step of one pull is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from hotswap.stream.blobs import Delta
+from hotswap.stream.chain import Chain
+from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.local import LocalCheckpoint
+from hotswap.stream.places import Places
+from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.source import Source
+
+__all__ = ["Job", "check_unchanged", "read_unchanged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One pull of ``target``, with the local checkpoint's lock held."""
+
+    places: Places
+    target: int
+    local: LocalCheckpoint
+
+    @property
+    def base_path(self) -> str:
+        """The base as states name it."""
+        return os.path.realpath(self.places.base)
+
+    @property
+    def source_path(self) -> str:
+        """The source as states name it."""
+        return os.path.realpath(self.places.source)
+
+    def source(self, names: Collection[str]) -> Source:
+        """The source, for a checkpoint of tensors ``names``."""
+        return Source(self.places.source, names=names, allowed=self.places.source_allowed)
+
+    def report(
+        self,
+        mode: PullMode,
+        chain: Chain,
+        *,
+        aggregate: bool = False,
+        reason: str | None = None,
+    ) -> PullReport:
+        """What ``chain`` did and cost."""
+        return PullReport(
+            mode=mode,
+            version=chain.target,
+            start=chain.start,
+            versions=tuple(index.version for index in chain.deltas),
+            aggregate=aggregate,
+            reason=reason,
+            read_bytes=self.local.tally.read_bytes,
+            written_bytes=self.local.tally.written_bytes,
+            seconds=dict(self.local.tally.seconds),
+        )
+
+
+def read_unchanged(
+    source: Source, chain: Chain, lengths: Mapping[str, int]
+) -> tuple[list[Mapping[str, Delta]], str]:
+    """The deltas of ``chain``, and the digest of its target, which did not change meanwhile.
+
+    Raises: SourceNotReady when it did, and what reading raises.
+    """
+    before = source.digest(chain.target)
+    versions = source.deltas(chain.deltas, lengths)
+    check_unchanged(source, chain.target, before)
+    return versions, before
+
+
+def check_unchanged(source: Source, version: int, digest: str) -> None:
+    """Raises: SourceNotReady when ``version`` is not what ``digest`` was taken of."""
+    if source.digest(version) != digest:
+        raise SourceNotReady(
+            f"{source.path}: version {version} was published again while it was read; pull again"
+        )

@@ -1,0 +1,225 @@
+"""The redo journal: all that is needed to finish a version that is being written.
+
+``.weight_sync/journal`` holds absolute bytes and names, never differences, so that it
+may be applied again from any point. It is renamed into place whole and synced before
+the first byte of the checkpoint changes, and unlinked once the new state is durable.
+
+Layout, little-endian: 16 bytes ``hotswap-journal1``; records; JSON; a 24-byte end (JSON
+length u8 bytes, xxh3-64 of the JSON, ``hsw-end1``). A record is a head (kind u4, file
+number u4, offset u8, span u4, payload length u4, xxh3-64 u8) and its payload: ``RAW``
+``span`` bytes; ``WORDS`` the numbers (u4) of the 8-byte words of the span that change,
+ascending, then the words.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xxhash
+
+from hotswap.stream.disk import Disk
+from hotswap.stream.encodings import Bytes
+from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.state import State
+
+__all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record"]
+
+CHUNK_BYTES = 8 * 2**20
+"""The longest span of a record."""
+
+_MAGIC = b"hotswap-journal1"
+_END = struct.Struct("<QQ8s")
+_END_MAGIC = b"hsw-end1"
+_HEAD = struct.Struct("<IIQIIQ")
+_RAW, _WORDS = 0, 1
+_WORD_BYTES = 8
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal makes of the directory, beside its records.
+
+    ``before`` is the digest of the state file that it starts from, None without one.
+    ``files`` are the files that records number. ``moves`` come from ``incoming``,
+    ``removes`` go.
+    """
+
+    before: str | None
+    state: State
+    files: Sequence[str] = ()
+    moves: Sequence[str] = ()
+    removes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """New bytes of a span of a file; ``payload_offset`` is in the journal."""
+
+    kind: int
+    file: int
+    offset: int
+    span: int
+    payload_offset: int
+    payload_bytes: int
+    digest: int
+
+
+class JournalWriter:
+    """Writes a journal under a temporary name; nothing counts before ``commit``."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+        self._unfinished = path.with_name(f"{path.name}.tmp")
+        self._lock = threading.Lock()
+        self._fd = disk.open(self._unfinished, create=True)
+        self.size_bytes = len(_MAGIC)
+
+    def __repr__(self) -> str:
+        return f"<JournalWriter {self._path} {self.size_bytes} bytes>"
+
+    def change(self, file: int, offset: int, *, old: Bytes, new: Bytes) -> None:
+        """Note that ``old`` becomes ``new`` at ``offset``; nothing when they are equal.
+
+        At most ``CHUNK_BYTES`` long. Any thread. Raises: OSError.
+        """
+        whole = len(new) // _WORD_BYTES * _WORD_BYTES
+        words = new[:whole].view("<u8")
+        changed = np.flatnonzero(old[:whole].view("<u8") != words).astype("<u4")
+        if changed.size * (_WORD_BYTES + 4) >= whole:
+            if not np.array_equal(old, new):
+                self._record(_RAW, file, offset, len(new), new.tobytes())
+            return
+        if changed.size:
+            payload = changed.tobytes() + words[changed].tobytes()
+            self._record(_WORDS, file, offset, whole, payload)
+        if not np.array_equal(old[whole:], new[whole:]):
+            self._record(_RAW, file, offset + whole, len(new) - whole, new[whole:].tobytes())
+
+    def commit(self, outcome: Outcome) -> None:
+        """Make the journal durable and give it its name. Raises: OSError."""
+        text = msgspec.json.encode(outcome)
+        self._disk.write(self._fd, 0, memoryview(_MAGIC))
+        self._append(text + _END.pack(len(text), xxhash.xxh3_64_intdigest(text), _END_MAGIC))
+        self._disk.sync(self._fd)
+        self._disk.rename(self._unfinished, self._path)
+        self._disk.sync_directory(self._path.parent)
+
+    def close(self) -> None:
+        """Close the file, committed or not; remove it when not."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+            self._disk.unlink(self._unfinished)
+
+    def _record(self, kind: int, file: int, offset: int, span: int, payload: bytes) -> None:
+        digest = xxhash.xxh3_64_intdigest(payload)
+        self._append(_HEAD.pack(kind, file, offset, span, len(payload), digest) + payload)
+
+    def _append(self, content: bytes) -> None:
+        with self._lock:
+            at, self.size_bytes = self.size_bytes, self.size_bytes + len(content)
+        self._disk.write(self._fd, at, memoryview(content))
+
+
+class JournalReader:
+    """A journal that was committed, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and parse. Raises: LocalDamaged when it is not what was written, OSError."""
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        try:
+            self._size = os.fstat(self._file.fileno()).st_size
+            self._end, self.outcome = self._outcome()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<JournalReader {self._path} to version {self.outcome.state.version}>"
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def records(self) -> Iterator[Record]:
+        """Every record in order, its payload unread. Raises: LocalDamaged, OSError."""
+        at = len(_MAGIC)
+        while at < self._end:
+            kind, file, offset, span, length, digest = _HEAD.unpack(self._read(at, _HEAD.size))
+            at += _HEAD.size
+            if kind not in (_RAW, _WORDS) or span > CHUNK_BYTES or at + length > self._end:
+                raise self._damaged()
+            yield Record(
+                kind=kind,
+                file=file,
+                offset=offset,
+                span=span,
+                payload_offset=at,
+                payload_bytes=length,
+                digest=digest,
+            )
+            at += length
+
+    def check(self) -> None:
+        """Read every payload. Raises: LocalDamaged when one is not what was written."""
+        for record in self.records():
+            self.payload(record)
+            if record.file >= len(self.outcome.files):
+                raise self._damaged()
+
+    def payload(self, record: Record) -> bytes:
+        """The payload, checked. Any thread. Raises: LocalDamaged, OSError."""
+        payload = self._read(record.payload_offset, record.payload_bytes)
+        if xxhash.xxh3_64_intdigest(payload) != record.digest:
+            raise self._damaged()
+        return payload
+
+    def patch(self, record: Record, span: Bytes) -> None:
+        """Turn the old bytes ``span`` into the new ones. Raises: LocalDamaged, OSError."""
+        payload = self.payload(record)
+        if record.kind == _RAW:
+            if len(payload) != len(span):
+                raise self._damaged()
+            span[:] = np.frombuffer(payload, np.uint8)
+            return
+        count = len(payload) // (_WORD_BYTES + 4)
+        at = np.frombuffer(payload, "<u4", count)
+        words = span.view("<u8")
+        if len(payload) != count * (_WORD_BYTES + 4) or (count and at[-1] >= len(words)):
+            raise self._damaged()
+        words[at] = np.frombuffer(payload[4 * count :], "<u8", count)
+
+    def _outcome(self) -> tuple[int, Outcome]:
+        if self._size < len(_MAGIC) + _END.size or self._read(0, len(_MAGIC)) != _MAGIC:
+            raise self._damaged()
+        length, digest, magic = _END.unpack(self._read(self._size - _END.size, _END.size))
+        begin = self._size - _END.size - length
+        if magic != _END_MAGIC or begin < len(_MAGIC):
+            raise self._damaged()
+        text = self._read(begin, length)
+        if xxhash.xxh3_64_intdigest(text) != digest:
+            raise self._damaged()
+        try:
+            return begin, msgspec.json.decode(text, type=Outcome)
+        except ValueError as error:
+            raise self._damaged() from error
+
+    def _read(self, offset: int, length: int) -> bytes:
+        content = os.pread(self._file.fileno(), length, offset)
+        if len(content) != length:
+            raise self._damaged()
+        return content
+
+    def _damaged(self) -> LocalDamaged:
+        return LocalDamaged(
+            f"{self._path}: not the journal that a pull left; the local checkpoint is of two "
+            "versions and has to be seeded again"
+        )

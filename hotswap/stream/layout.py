@@ -1,0 +1,184 @@
+"""Which directories of a source are versions, and what a version's index says.
+
+``SOURCE/weight_v000007/`` holds version 7: a delta when its index has
+``delta_encoding``, else a full checkpoint, which needs no index. Version 0 is the base
+that a server was started with; it is never published.
+
+Rules:
+
+* Only an index makes a delta: until it is there, a directory of deltas is not ready.
+* ``metadata.version`` is the directory's number. Names are plain file names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotswap.stream.checksums import CHECKSUMS
+from hotswap.stream.encodings import Encoding
+from hotswap.stream.errors import (
+    OutOfOrder,
+    SourceNotReady,
+    UnknownEncoding,
+    VersionMalformed,
+    raised_as,
+)
+from hotswap.stream.header import header_room
+from hotswap.stream.source_file import read_text
+from hotswap.weights.folder import Folder
+from hotswap.weights.strict_json import parse_object
+
+__all__ = ["INDEX", "DeltaIndex", "directory_of", "published_versions", "read_index", "spelled"]
+
+INDEX = "model.safetensors.index.json"
+
+_DIRECTORY = re.compile(r"weight_v(\d{6,})")
+_NUMBER = re.compile(r"\d{1,18}")
+_FORBIDDEN = frozenset("/\\\0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaIndex:
+    """What the index of a delta says. ``file_of``: tensor name -> file name, no change: empty."""
+
+    version: int
+    base_version: int
+    encoding: Encoding
+    checksum_format: str
+    file_of: Mapping[str, str]
+    text: bytes
+
+    def __str__(self) -> str:
+        return (
+            f"version {self.version} ({self.encoding} on {self.base_version}, "
+            f"{len(self.file_of)} tensors)"
+        )
+
+
+def spelled(version: int) -> str:
+    """A version as indexes and states write it: ``7`` is ``000007``."""
+    return f"{version:06d}"
+
+
+def directory_of(source: Path, version: int) -> Path:
+    """Where ``version`` is published."""
+    return source / f"weight_v{spelled(version)}"
+
+
+def published_versions(source: Path) -> tuple[int, ...]:
+    """The numbers of every version directory, whole or not, ascending. Raises: SourceNotReady."""
+    try:
+        names = os.listdir(source)
+    except OSError as error:
+        raise SourceNotReady(
+            f"{source}: cannot be listed ({error.strerror}); pull again once it is there"
+        ) from error
+    numbers = (int(match[1]) for match in map(_DIRECTORY.fullmatch, names) if match)
+    return tuple(sorted(n for n in numbers if n and directory_of(source, n).name in names))
+
+
+def read_index(folder: Folder, *, version: int | None, names: Collection[str]) -> DeltaIndex | None:
+    """The index of a delta; None for a full version.
+
+    ``version`` is the directory's number, None where it has none; ``names`` are the
+    tensors that a delta can be about, and bound what is read.
+
+    Raises: SourceNotReady, VersionMalformed, UnknownEncoding, OutOfOrder.
+    """
+    if INDEX not in folder.names():
+        return None
+    source = f"{folder.path}: {INDEX}"
+    text = read_text(folder, INDEX, at_most=header_room(names))
+    # The index is renamed into place: one that does not parse is not wholly visible.
+    with raised_as(SourceNotReady):
+        index = parse_object(text, source=source)
+    metadata = index.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise VersionMalformed(f"{source}: metadata is {metadata!r:.80}, wanted an object")
+    if "delta_encoding" not in metadata:
+        _check_full(metadata, version, source)
+        return None
+    number = _number(metadata, "version", source)
+    if version is not None and number != version:
+        raise VersionMalformed(
+            f"{source}: says that it is version {number}, wanted the {version} of its directory"
+        )
+    base = _number(metadata, "base_version", source)
+    if base >= number:
+        raise OutOfOrder(
+            f"{source}: version {number} says that it builds on {base}, wanted one before it"
+        )
+    return DeltaIndex(
+        version=number,
+        base_version=base,
+        encoding=_encoding(metadata, source),
+        checksum_format=_checksum_format(metadata, source),
+        file_of=_weight_map(index, source),
+        text=text,
+    )
+
+
+def _check_full(metadata: Mapping[str, object], version: int | None, source: str) -> None:
+    if "version" not in metadata or version is None:
+        return
+    number = _number(metadata, "version", source)
+    if number != version:
+        raise VersionMalformed(
+            f"{source}: says that it is version {number}, wanted the {version} of its directory"
+        )
+
+
+def _number(metadata: Mapping[str, object], key: str, source: str) -> int:
+    text = metadata.get(key)
+    if not isinstance(text, str) or not _NUMBER.fullmatch(text) or not text.isascii():
+        raise VersionMalformed(
+            f"{source}: {key} is {text!r:.80}, wanted digits such as '{spelled(7)}'"
+        )
+    return int(text)
+
+
+def _encoding(metadata: Mapping[str, object], source: str) -> Encoding:
+    name, compression = metadata["delta_encoding"], metadata.get("compression_format")
+    if name not in list(Encoding):
+        raise UnknownEncoding(
+            f"{source}: delta_encoding {name!r:.80}, wanted one of {', '.join(Encoding)}; "
+            "publish with one of them"
+        )
+    if compression != "zstd":
+        raise UnknownEncoding(
+            f"{source}: compression_format {compression!r:.80}, wanted 'zstd'; publish with it"
+        )
+    return Encoding(str(name))
+
+
+def _checksum_format(metadata: Mapping[str, object], source: str) -> str:
+    name = metadata.get("checksum_format")
+    if not isinstance(name, str) or name not in CHECKSUMS:
+        raise UnknownEncoding(
+            f"{source}: checksum_format {name!r:.80}, wanted one of {', '.join(CHECKSUMS)}; "
+            "publish with one of them"
+        )
+    return name
+
+
+def _weight_map(index: Mapping[str, object], source: str) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise VersionMalformed(f"{source}: weight_map is {weight_map!r:.80}, wanted an object")
+    for tensor, file in weight_map.items():
+        if not _is_plain(file):
+            raise VersionMalformed(
+                f"{source}: tensor {tensor!r:.200} is mapped to {file!r:.80}, wanted the name of a "
+                "*.safetensors file in the same directory"
+            )
+    return weight_map
+
+
+def _is_plain(file: object) -> bool:
+    if not isinstance(file, str) or _FORBIDDEN & set(file):
+        return False
+    return file.endswith(".safetensors") and not file.startswith(".")

@@ -1,0 +1,184 @@
+"""The local checkpoint: whole at every instant that somebody may look.
+
+Rules:
+
+* A journal that is there is carried out before anything else is looked at.
+* What the last pull did not write is not trusted: links, files of another shape, a state
+  of another format. Such a copy is seeded again.
+* Weights in a directory that no pull ever wrote are somebody's, and are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from hotswap.errors import UpdateRejected
+from hotswap.stream.disk import Disk
+from hotswap.stream.errors import LocalDamaged, StreamError
+from hotswap.stream.finish import finish, forget
+from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
+from hotswap.stream.progress import Tally
+from hotswap.stream.state import (
+    Reserved,
+    State,
+    digest_of,
+    parsed,
+    read_text,
+    spelled_out,
+    write_durably,
+)
+from hotswap.stream.stored import StoredTensors, is_weight_file
+from hotswap.weights.roots import Allowed
+
+__all__ = ["LocalCheckpoint"]
+
+_log = logging.getLogger("hotswap.pull")
+
+# Written over the state of a copy that is of no use: a pull made it, and none may trust it.
+_CONDEMNED = State(version="000000", format=0)
+
+
+class LocalCheckpoint:
+    """A directory that pulls write. Every method wants its exclusive lock held."""
+
+    def __init__(self, directory: Path, *, disk: Disk, pool: Executor, tally: Tally) -> None:
+        self.directory = directory
+        self.paths = Reserved(directory)
+        self.disk = disk
+        self.pool = pool
+        self.tally = tally
+
+    def __repr__(self) -> str:
+        return f"<LocalCheckpoint {self.directory}>"
+
+    @property
+    def state(self) -> State | None:
+        """What the last pull left; None when that is nothing, or is not to be trusted."""
+        return parsed(read_text(self.paths.state))
+
+    def recover(self) -> bool:
+        """Finish what an earlier pull began; whether there was something. Raises: OSError."""
+        if not self.paths.journal.exists():
+            return False
+        try:
+            journal = JournalReader(self.paths.journal)
+            try:
+                self._check_journal(journal)
+                finish(self.paths, journal, self.disk, self.pool, self.tally)
+            finally:
+                journal.close()
+        except LocalDamaged as error:
+            _log.warning("%s; it will be seeded again", error)
+            self.condemn()
+            return False
+        _log.info("%s: finished version %s", self.directory, journal.outcome.state.version)
+        return True
+
+    def condemn(self) -> None:
+        """Write down that the copy is of no use, and forget its journal. Raises: OSError."""
+        write_durably(self.disk, self.paths.state, spelled_out(_CONDEMNED))
+        forget(self.paths, self.disk)
+
+    def open(self, state: State, *, allowed: Allowed | None) -> StoredTensors:
+        """The copy that ``state`` speaks of, open. Raises: LocalDamaged."""
+        try:
+            self._check_own(state.files)
+            stored = StoredTensors.at(self.directory, allowed=allowed)
+        except UpdateRejected as error:
+            raise LocalDamaged(str(error)) from error
+        if stored.tensors.keys() != state.tensors.keys():
+            stored.close()
+            raise LocalDamaged(
+                f"{self.directory}: holds {len(stored.tensors)} tensors, but the last pull left "
+                f"{len(state.tensors)} others"
+            )
+        return stored
+
+    def check_free(self) -> None:
+        """Raises: StreamError when weights lie there that no pull wrote."""
+        if self.paths.state.exists() or not self.directory.exists():
+            return
+        found = sorted(name for name in os.listdir(self.directory) if is_weight_file(name))
+        if found:
+            raise StreamError(
+                f"{self.directory}: holds {found[0]}, which no pull wrote; remove it, or pull "
+                "into another directory"
+            )
+
+    def begin_incoming(self) -> Path:
+        """An empty directory for the files of a new copy. Raises: OSError."""
+        self.disk.make_directory(self.paths.incoming)
+        for leftover in sorted(self.paths.incoming.iterdir()):
+            self.disk.unlink(leftover)
+        return self.paths.incoming
+
+    def replace(self, state: State) -> None:
+        """Let the files in ``incoming`` take their places, as ``state`` says. Raises: OSError."""
+        old = parsed(read_text(self.paths.state))
+        there = {name for name in os.listdir(self.directory) if is_weight_file(name)}
+        stale = (there | set(old.files if old else ())) - set(state.files)
+        journal = JournalWriter(self.disk, self.paths.journal)
+        self.commit(journal, state, moves=state.files, removes=sorted(stale))
+
+    def commit(
+        self,
+        journal: JournalWriter,
+        state: State,
+        *,
+        files: Sequence[str] = (),
+        moves: Sequence[str] = (),
+        removes: Sequence[str] = (),
+    ) -> None:
+        """Make ``journal`` durable, then carry it out. Closes it, whatever happens.
+
+        Raises: OSError; once the journal is durable the next pull finishes it.
+        """
+        try:
+            before = digest_of(read_text(self.paths.state))
+            journal.commit(
+                Outcome(before=before, state=state, files=files, moves=moves, removes=removes)
+            )
+        finally:
+            journal.close()
+        self.tally.through(written=journal.size_bytes)
+        self._finish()
+
+    def _finish(self) -> None:
+        reader = JournalReader(self.paths.journal)
+        try:
+            try:
+                finish(self.paths, reader, self.disk, self.pool, self.tally)
+            except OSError as error:
+                # What failed is written anew: after a failed fsync nothing else is safe.
+                _log.warning("%s: %s; once more", self.directory, error)
+                finish(self.paths, reader, self.disk, self.pool, self.tally)
+        finally:
+            reader.close()
+
+    def _check_journal(self, journal: JournalReader) -> None:
+        now = digest_of(read_text(self.paths.state))
+        outcome = journal.outcome
+        if now not in (outcome.before, digest_of(spelled_out(outcome.state))):
+            raise LocalDamaged(
+                f"{self.directory}: its state was changed by something else while a pull was "
+                "unfinished"
+            )
+        journal.check()
+
+    def _check_own(self, files: Sequence[str]) -> None:
+        """A file that is also elsewhere must not be written in place."""
+        for name in files:
+            path = self.directory / name
+            try:
+                status = path.lstat()
+            except OSError as error:
+                raise LocalDamaged(f"{path}: is gone ({error.strerror})") from error
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise LocalDamaged(
+                    f"{path}: is a link, and writing to it would change another file"
+                )

@@ -1,0 +1,116 @@
+"""A local checkpoint from the base or a full version, the deltas after it applied on the way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+from hotswap.stream.aggregate import aggregate_deltas, aggregate_index
+from hotswap.stream.apply import grouped
+from hotswap.stream.blobs import Delta
+from hotswap.stream.chain import Chain
+from hotswap.stream.errors import DeltaDamaged, StreamError
+from hotswap.stream.job import Job, check_unchanged
+from hotswap.stream.layout import spelled
+from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.seed import Seeding, seed
+from hotswap.stream.source import Source
+from hotswap.stream.state import FORMAT, State
+from hotswap.stream.stored import StoredTensors, opened_seed
+
+__all__ = ["new_copy"]
+
+_log = logging.getLogger("hotswap.pull")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """``shortcut``: the aggregate's deltas, from the base to where ``chain`` starts."""
+
+    chain: Chain
+    shortcut: Mapping[str, Delta] | None = None
+
+    @property
+    def seed_version(self) -> int:
+        return self.chain.start if self.shortcut is None else 0
+
+
+def new_copy(job: Job, reason: str | None) -> PullReport:
+    """Put a new copy of the target in the old one's place; ``reason``: why, if there was one.
+
+    Raises: StreamError, OSError of the local disk; the old copy is then as it was, or the
+    journal of the new one is durable.
+    """
+    job.local.check_free()
+    with opened_seed(job.places.base, allowed=None, wrong=StreamError, timed=True) as base:
+        source = job.source(base.lengths)
+        way = _shortcut(job, source, base) if job.target else None
+        if way is not None:
+            try:
+                return _copied(job, source, base, way, reason)
+            except DeltaDamaged as error:
+                _log.warning("the aggregate is skipped: %s", error)
+        chain = source.chain(job.target)
+        return _copied(job, source, base, _Way(chain=chain), reason)
+
+
+def _shortcut(job: Job, source: Source, base: StoredTensors) -> _Way | None:
+    """The aggregate and what follows it, when the target is reached over it."""
+    allowed = job.places.source_allowed
+    index = aggregate_index(source.path, target=job.target, lengths=base.lengths, allowed=allowed)
+    if index is None:
+        return None
+    chain = source.chain(job.target, at_hand={index.version})
+    if chain.start != index.version:
+        return None
+    deltas = aggregate_deltas(source.path, index, lengths=base.lengths, allowed=allowed)
+    return None if deltas is None else _Way(chain=chain, shortcut=deltas)
+
+
+def _copied(
+    job: Job, source: Source, base: StoredTensors, way: _Way, reason: str | None
+) -> PullReport:
+    digest = source.digest(job.target) if job.target else None
+    opened = source.full(way.seed_version) if way.seed_version else nullcontext(base)
+    try:
+        with opened as begin:
+            with job.local.tally.phase("read"):
+                versions = source.deltas(way.chain.deltas, begin.lengths)
+            if way.shortcut is not None:
+                versions.insert(0, way.shortcut)
+            seeding = Seeding(
+                incoming=job.local.begin_incoming(),
+                disk=job.local.disk,
+                pool=job.local.pool,
+                tally=job.local.tally,
+            )
+            files = seed(begin, grouped(versions), (base, begin), seeding)
+        if digest is not None:
+            check_unchanged(source, job.target, digest)
+        state = State(
+            version=spelled(job.target),
+            format=FORMAT,
+            base_version=spelled(way.seed_version),
+            base_checkpoint_dir=job.base_path,
+            base_digest=base.digest,
+            checkpoint_source_dir=job.source_path if job.target else None,
+            index_digest=digest,
+            files=files,
+            tensors=seeding.digests,
+        )
+        again = job.local.paths.state.exists()
+        job.local.replace(state)
+    except BaseException:
+        _clear_incoming(job)
+        raise
+    mode = PullMode.RESEED if again else PullMode.SEED
+    return job.report(mode, way.chain, aggregate=way.shortcut is not None, reason=reason)
+
+
+def _clear_incoming(job: Job) -> None:
+    """Give the room of a copy that failed back, unless a journal needs it."""
+    if not job.local.paths.journal.exists():
+        with suppress(OSError):
+            job.local.begin_incoming()

@@ -1,0 +1,63 @@
+"""Which directories a pull may read from and write to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotswap.stream.errors import OutsideRoots, StreamError
+from hotswap.weights.roots import Allowed
+
+__all__ = ["Places"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The directories of one pull, and who says that they may be used.
+
+    ``base`` is the checkpoint that the server was started with. ``*_allowed`` decide on
+    real paths; None allows everything.
+    """
+
+    local: Path
+    source: Path
+    base: Path
+    local_allowed: Allowed | None = None
+    source_allowed: Allowed | None = None
+
+    def check(self, target: int) -> None:
+        """Raises: OutsideRoots when a directory may not be used, or two of them overlap.
+
+        The source of version 0 is the base: another one is not looked at.
+        """
+        if type(target) is not int or target < 0:
+            raise StreamError(f"target_version is {target!r:.40}, wanted an integer from 0 on")
+        local = _real(self.local)
+        self._check_allowed("local_checkpoint_dir", self.local, self.local_allowed)
+        self._check_apart(local, "the base checkpoint", self.base)
+        if target:
+            self._check_allowed("source_dir", self.source, self.source_allowed)
+            self._check_apart(local, "source_dir", self.source)
+
+    def _check_allowed(self, what: str, path: Path, allowed: Allowed | None) -> None:
+        if allowed is not None and not allowed(_real(path)):
+            raise OutsideRoots(
+                f"{what} {str(path)!r:.200} resolves to {str(_real(path))!r:.200}, outside the "
+                f"roots ({allowed}); choose one inside, or start the server with another root"
+            )
+
+    def _check_apart(self, local: Path, what: str, path: Path) -> None:
+        other = _real(path)
+        if local.is_relative_to(other) or other.is_relative_to(local):
+            raise OutsideRoots(
+                f"local_checkpoint_dir {str(self.local)!r:.200} and {what} {str(path)!r:.200} lie "
+                "in one another, and a pull would write into it; choose a directory apart"
+            )
+
+
+def _real(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise OutsideRoots(f"{str(path)!r:.200} is no path of this server ({error})") from error

@@ -1,0 +1,105 @@
+"""Writing versions the way slime and miles do: their bytes, their names, their order.
+
+A version's directory is visible while it is incomplete; its index is written last, and
+every file through a temporary one, fsync and rename.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import safetensors.numpy
+
+from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
+from hotswap.stream.encodings import Bytes, Encoding, encode
+from hotswap.stream.errors import StreamError
+from hotswap.stream.layout import INDEX, directory_of, spelled
+
+__all__ = ["Change", "publish_delta"]
+
+Change: TypeAlias = tuple[str, Bytes, Bytes]
+"""Tensor name, old bytes, new bytes."""
+
+
+def publish_delta(
+    source: Path,
+    version: int,
+    parts: Sequence[Iterable[Change]],
+    *,
+    encoding: str = "xor",
+    checksum_format: str = OWN_CHECKSUM,
+) -> Path:
+    """Write ``version``, which builds on the one before it; return its directory.
+
+    Each of ``parts`` becomes one file, unless nothing changed in it; a part is held in
+    memory, compressed. Tensors that did not change are left out.
+
+    Raises: StreamError for version 0 or less, a tensor in two parts, one that changed its
+    length, or one too long for ``overwrite``; OSError.
+    """
+    if version < 1:
+        raise StreamError(f"version {version} cannot be published, wanted 1 or more")
+    new_hasher(checksum_format)
+    chosen = Encoding(encoding)
+    directory = directory_of(source, version)
+    directory.mkdir(parents=True, exist_ok=True)
+    encoded = [_encoded(part, chosen, checksum_format) for part in parts]
+    files = [part for part in encoded if part]
+    weight_map = dict[str, str]()
+    for number, part in enumerate(files):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        twice = weight_map.keys() & part.keys()
+        if twice:
+            raise StreamError(f"tensor {min(twice)!r} is in two parts, wanted it in one")
+        weight_map |= dict.fromkeys(part, file)
+        _write(directory / file, _file(part))
+    _write(directory / INDEX, _index(version, chosen, checksum_format, weight_map))
+    return directory
+
+
+def _encoded(
+    changes: Iterable[Change], encoding: Encoding, checksum_format: str
+) -> dict[str, tuple[bytes, str]]:
+    def entries() -> Iterator[tuple[str, tuple[bytes, str]]]:
+        for name, old, new in changes:
+            blob = encode(encoding, old, new)
+            if blob is not None:
+                yield name, (blob, checksum(checksum_format, new.data))
+
+    return dict(entries())
+
+
+def _file(part: Mapping[str, tuple[bytes, str]]) -> bytes:
+    blobs = {name: np.frombuffer(blob, np.uint8) for name, (blob, _) in part.items()}
+    metadata = {name: digest for name, (_, digest) in part.items()}
+    return safetensors.numpy.save(blobs, metadata=metadata)
+
+
+def _index(
+    version: int, encoding: Encoding, checksum_format: str, weight_map: Mapping[str, str]
+) -> bytes:
+    index = {
+        "metadata": {
+            "version": spelled(version),
+            "base_version": spelled(version - 1),
+            "delta_encoding": str(encoding),
+            "compression_format": "zstd",
+            "checksum_format": checksum_format,
+        },
+        "weight_map": weight_map,
+    }
+    return json.dumps(index).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)

@@ -1,0 +1,114 @@
+"""``pull``: bring a local checkpoint to a published version.
+
+Rule: the way is found, read and verified whole before a byte of the checkpoint changes;
+then the journal makes the rest one step.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from hotswap.stream.disk import Disk, LocalDisk
+from hotswap.stream.errors import (
+    DiskFull,
+    LocalDiskFailed,
+    StreamError,
+    raised_as,
+)
+from hotswap.stream.forward import bring_forward
+from hotswap.stream.job import Job
+from hotswap.stream.local import LocalCheckpoint
+from hotswap.stream.lock import exclusive
+from hotswap.stream.places import Places
+from hotswap.stream.progress import Progress, Tally
+from hotswap.stream.report import PullReport
+from hotswap.stream.state import Reserved
+from hotswap.weights.roots import Allowed
+
+__all__ = ["pull"]
+
+_log = logging.getLogger("hotswap.pull")
+_MAX_THREADS = 8
+
+
+def pull(
+    local_checkpoint_dir: Path,
+    source_dir: Path,
+    target_version: int,
+    *,
+    base_dir: Path,
+    local_allowed: Allowed | None = None,
+    source_allowed: Allowed | None = None,
+    threads: int | None = None,
+    lock_timeout_s: float = 3600.0,
+    disk: Disk | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> PullReport:
+    """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
+
+    ``base_dir`` is version 0: the checkpoint that the server was started with, never one
+    that an update moved to. Blocks; pulls into one directory wait for each other, whoever
+    runs them. ``progress`` is called from worker threads.
+
+    Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
+    which whole version the directory still holds.
+    """
+    places = Places(
+        local=Path(local_checkpoint_dir),
+        source=Path(source_dir),
+        base=Path(base_dir),
+        local_allowed=local_allowed,
+        source_allowed=source_allowed,
+    )
+    places.check(target_version)
+    tally, disk = Tally(progress), disk or LocalDisk()
+    count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
+    with (
+        _explained(places.local),
+        ThreadPoolExecutor(count, thread_name_prefix="hotswap-pull") as pool,
+    ):
+        disk.make_directory(Reserved(places.local).home)
+        with exclusive(places.local, timeout_s=lock_timeout_s):
+            report = _locked(places, target_version, disk=disk, pool=pool, tally=tally)
+    _log.info("%s: %s", places.local, report)
+    return report
+
+
+def _locked(places: Places, target: int, *, disk: Disk, pool: Executor, tally: Tally) -> PullReport:
+    local = LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally)
+    try:
+        return bring_forward(Job(places=places, target=target, local=local))
+    except StreamError as error:
+        error.local_version = _whole(local)
+        raise
+
+
+def _whole(local: LocalCheckpoint) -> int | None:
+    state = local.state
+    return None if state is None or local.paths.journal.exists() else state.number
+
+
+@contextmanager
+def _explained(local: Path) -> Iterator[None]:
+    """Every failure is a StreamError."""
+    try:
+        with raised_as(StreamError):
+            yield
+    except OSError as error:
+        kept = (
+            "it is half written, and the next pull finishes it"
+            if Reserved(local).journal.exists()
+            else "it is as it was"
+        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"{local}: no room for the version ({error.strerror}); {kept}; make room and "
+                "pull again"
+            ) from error
+        raise LocalDiskFailed(f"{local}: {error}; {kept}") from error

@@ -1,0 +1,49 @@
+"""What a pull did and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["PullMode", "PullReport"]
+
+
+class PullMode(StrEnum):
+    """How a pull reached its target.
+
+    ``noop``: it was there. ``delta``: one version in place; ``fold``: several, one write a
+    tensor. ``seed``: a new copy from the base or a full version; ``reseed``: the same over an
+    old copy. ``recovered``: an earlier pull that was cut short had begun it.
+    """
+
+    NOOP = "noop"
+    DELTA = "delta"
+    FOLD = "fold"
+    SEED = "seed"
+    RESEED = "reseed"
+    RECOVERED = "recovered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullReport:
+    """``versions`` were applied, in order, on ``start``. ``aggregate``: the first of them
+    from the base on in one. ``reason`` says why a copy was seeded again. ``seconds`` by phase.
+    """
+
+    mode: PullMode
+    version: int
+    start: int
+    versions: tuple[int, ...] = ()
+    aggregate: bool = False
+    reason: str | None = None
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: Mapping[str, float]
+
+    def __str__(self) -> str:
+        spent = ", ".join(f"{phase} {s:.2f} s" for phase, s in self.seconds.items())
+        return (
+            f"version {self.version} ({self.mode}, {len(self.versions)} versions on {self.start}), "
+            f"read {self.read_bytes / 1e6:.1f} MB, wrote {self.written_bytes / 1e6:.1f} MB, {spent}"
+        )

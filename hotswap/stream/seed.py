@@ -1,0 +1,152 @@
+"""A new copy beside the old one: files of a seed, deltas applied on the way.
+
+Rule: each tensor is read once, changed and verified in memory, and written once, into
+``.weight_sync/incoming``; the files take their places when all of them are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from hotswap.stream.apply import Fold, blame, bytes_of, fold
+from hotswap.stream.blobs import Delta
+from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
+from hotswap.stream.disk import Disk
+from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.layout import INDEX
+from hotswap.stream.parallel import Task, run_all
+from hotswap.stream.progress import Tally
+from hotswap.stream.stored import StoredFile, StoredTensors
+from hotswap.weights.folder import OpenFile
+
+__all__ = ["Seeding", "seed"]
+
+_PIECE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeding:
+    """Where a seed goes, and by what."""
+
+    incoming: Path
+    disk: Disk
+    pool: Executor
+    tally: Tally
+    digests: dict[str, str] = field(default_factory=dict)
+    """Filled: tensor name -> xxh3-128 of what was written."""
+
+
+def seed(
+    source: StoredTensors, deltas: Fold, sides: Sequence[StoredTensors], seeding: Seeding
+) -> tuple[str, ...]:
+    """Write ``source`` with ``deltas`` applied, durably; the names of the files written.
+
+    ``sides``: checkpoints whose files beside the weights are copied too, later ones over
+    earlier ones. Raises: SourceNotReady, DeltaDamaged, OSError of the local disk.
+    """
+    with ExitStack() as stack:
+        files = {name: _create(seeding, name, stack) for name in source.files}
+        tasks = list[Task]()
+        for name, stored in source.files.items():
+            tasks += _tasks(source, stored, deltas, files[name], seeding)
+        total = sum(stored.header.file_bytes for stored in source.files.values())
+        with seeding.tally.phase("seed", total_bytes=total):
+            run_all(seeding.pool, tasks)
+            small = _copy_sides(source, sides, seeding, stack)
+            for fd in (*files.values(), *small.values()):
+                seeding.disk.sync(fd)
+            seeding.disk.sync_directory(seeding.incoming)
+    return (*files, *small)
+
+
+def _create(seeding: Seeding, name: str, stack: ExitStack) -> int:
+    fd = seeding.disk.open(seeding.incoming / name, create=True)
+    stack.callback(seeding.disk.close, fd)
+    return fd
+
+
+def _tasks(
+    source: StoredTensors, stored: StoredFile, deltas: Fold, fd: int, seeding: Seeding
+) -> Iterator[Task]:
+    yield (
+        stored.header.data_offset,
+        partial(_copy, stored.file, 0, stored.header.data_offset, fd, seeding),
+    )
+    for name, span in stored.header.spans.items():
+        placed = source.tensors.get(name)
+        # A tensor that the index places in another file is copied, and is nothing else.
+        is_it = placed is not None and placed.file is stored.file
+        change = deltas.get(name, ()) if is_it else ()
+        if change:
+            work = partial(_change, stored.file, span.offset, span.length, change, fd, seeding)
+        else:
+            work = partial(
+                _copy, stored.file, span.offset, span.length, fd, seeding, name if is_it else None
+            )
+        yield span.length, work
+
+
+def _copy(
+    file: OpenFile, offset: int, length: int, fd: int, seeding: Seeding, name: str | None = None
+) -> None:
+    hasher = new_hasher(OWN_CHECKSUM)
+    buffer = memoryview(bytearray(min(length, _PIECE_BYTES)))
+    for at in range(0, length, _PIECE_BYTES):
+        piece = buffer[: min(_PIECE_BYTES, length - at)]
+        _read(file, offset + at, piece)
+        hasher.update(piece)
+        _write(seeding, fd, offset + at, piece)
+    if name is not None:
+        seeding.digests[name] = hasher.hexdigest()
+
+
+def _change(
+    file: OpenFile,
+    offset: int,
+    length: int,
+    deltas: Sequence[Delta],
+    fd: int,
+    seeding: Seeding,
+) -> None:
+    buffer = bytearray(length)
+    _read(file, offset, memoryview(buffer))
+    tensor = bytes_of(buffer)
+    digest = fold(tensor, deltas)
+    if digest is None:
+        _read(file, offset, memoryview(buffer))
+        raise blame(tensor, deltas)
+    seeding.digests[deltas[-1].name] = digest
+    _write(seeding, fd, offset, memoryview(buffer))
+
+
+def _read(file: OpenFile, offset: int, out: memoryview) -> None:
+    try:
+        file.read_at(offset, out)
+    except OSError as error:
+        raise SourceNotReady(f"{file.name}: cannot be copied ({error}); pull again") from error
+
+
+def _write(seeding: Seeding, fd: int, offset: int, content: memoryview) -> None:
+    for at in range(0, len(content), _PIECE_BYTES):
+        piece = content[at : at + _PIECE_BYTES]
+        seeding.disk.write(fd, offset + at, piece)
+        seeding.tally.through(read=len(piece), written=len(piece), done=len(piece))
+
+
+def _copy_sides(
+    source: StoredTensors, sides: Sequence[StoredTensors], seeding: Seeding, stack: ExitStack
+) -> Mapping[str, int]:
+    origin = {name: one for one in sides for name in one.side_files()}
+    if source.indexed:
+        origin[INDEX] = source
+    copied = dict[str, int]()
+    for name, one in origin.items():
+        copied[name] = fd = _create(seeding, name, stack)
+        with one.folder.open_file(name) as file:
+            _copy(file, 0, file.size_bytes, fd, seeding)
+    return copied

@@ -1,0 +1,80 @@
+"""A directory of published versions, looked at afresh each time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import xxhash
+
+from hotswap.stream.blobs import Delta, read_deltas
+from hotswap.stream.chain import Chain, open_version, resolve
+from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.layout import DeltaIndex, directory_of, read_index
+from hotswap.stream.source_file import header_text
+from hotswap.stream.stored import StoredTensors, opened_seed
+from hotswap.weights.folder import Folder
+from hotswap.weights.roots import Allowed
+
+__all__ = ["Source"]
+
+
+class Source:
+    """Versions below ``path``; ``names`` are the tensors that they can be about."""
+
+    def __init__(self, path: Path, *, names: Collection[str], allowed: Allowed | None) -> None:
+        self.path = path
+        self.names = names
+        self.allowed = allowed
+
+    def __repr__(self) -> str:
+        return f"<Source {self.path}>"
+
+    def chain(self, target: int, *, at_hand: Collection[int] = ()) -> Chain:
+        """How to reach ``target``. Raises: as ``resolve``."""
+        return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
+
+    def deltas(
+        self, indexes: Sequence[DeltaIndex], lengths: Mapping[str, int]
+    ) -> list[Mapping[str, Delta]]:
+        """The deltas of each version, in memory, for tensors of ``lengths`` bytes.
+
+        Raises: SourceNotReady, VersionMalformed.
+        """
+        return [self._deltas(index, lengths) for index in indexes]
+
+    def full(self, version: int) -> StoredTensors:
+        """A full version, open. Raises: SourceNotReady, VersionMalformed."""
+        directory = directory_of(self.path, version)
+        return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady)
+
+    def digest(self, version: int) -> str:
+        """What tells ``version`` from another one of that number: index and headers.
+
+        Raises: SourceNotReady, VersionMalformed and what else reading an index raises.
+        """
+        with self._open(version) as folder:
+            index = read_index(folder, version=version, names=self.names)
+            if index is not None:
+                return _digest(folder, index)
+        with self.full(version) as stored:
+            return stored.digest
+
+    def _open(self, version: int) -> Folder:
+        return open_version(self.path, version, self.allowed)
+
+    def _deltas(self, index: DeltaIndex, lengths: Mapping[str, int]) -> Mapping[str, Delta]:
+        with self._open(index.version) as folder:
+            now = read_index(folder, version=index.version, names=self.names)
+            if now is None or now.text != index.text:
+                raise SourceNotReady(
+                    f"{folder.path}: its index changed while the version was read; pull again"
+                )
+            return read_deltas(folder, index, lengths)
+
+
+def _digest(folder: Folder, index: DeltaIndex) -> str:
+    digest = xxhash.xxh3_128(index.text)
+    for file in sorted(set(index.file_of.values())):
+        digest.update(header_text(folder, file, at_most=2**20 * 100))
+    return digest.hexdigest()

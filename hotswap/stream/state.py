@@ -1,0 +1,138 @@
+"""What a local checkpoint says of itself: ``.weight_sync/state.json``.
+
+A superset of what slime's receiver writes (``version``). Written through a temporary
+file and renamed, once everything that it speaks of is durable.
+
+Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
+``journal``, ``incoming/`` and their ``*.tmp``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from hotswap.stream.disk import Disk
+from hotswap.stream.layout import spelled
+
+__all__ = [
+    "FORMAT",
+    "Reserved",
+    "State",
+    "digest_of",
+    "parsed",
+    "read_text",
+    "spelled_out",
+    "write_durably",
+]
+
+FORMAT = 1
+"""The number of this format; a state with another is not trusted, and the copy reseeded."""
+
+_MAX_BYTES = 100 * 2**20
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Which version the directory holds and what it was made from.
+
+    ``base_version`` is the full version that the copy began with (``000000``: the base).
+    ``index_digest`` is of the applied version's index and headers, ``base_digest`` of the
+    base's. ``files`` are the files that a pull put there, ``tensors`` the xxh3-128 of
+    every tensor.
+    """
+
+    version: str
+    format: int = 0
+    base_version: str = spelled(0)
+    base_checkpoint_dir: str | None = None
+    base_digest: str | None = None
+    checkpoint_source_dir: str | None = None
+    index_digest: str | None = None
+    files: Sequence[str] = ()
+    tensors: Mapping[str, str] = {}
+
+    @property
+    def number(self) -> int:
+        """The applied version. Raises: ValueError."""
+        return int(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The paths of a local checkpoint that are no part of it."""
+
+    directory: Path
+
+    @property
+    def home(self) -> Path:
+        """What holds the others."""
+        return self.directory / ".weight_sync"
+
+    @property
+    def state(self) -> Path:
+        """What the directory says of itself."""
+        return self.home / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held exclusively by a pull, shared by who reads the checkpoint."""
+        return self.home / "lock"
+
+    @property
+    def journal(self) -> Path:
+        """There while a version is written: everything that is needed to finish it."""
+        return self.home / "journal"
+
+    @property
+    def incoming(self) -> Path:
+        """Files of a new version before they take their places."""
+        return self.home / "incoming"
+
+
+def read_text(path: Path) -> bytes | None:
+    """A small file's bytes; None when it is not there. Raises: OSError."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+                return b""
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def parsed(text: bytes | None) -> State | None:
+    """The state that ``text`` spells; None when it is none that this code wrote."""
+    try:
+        state = msgspec.json.decode(text or b"", type=State)
+        return state if state.format == FORMAT and state.number >= 0 else None
+    except ValueError:
+        return None
+
+
+def spelled_out(state: State) -> bytes:
+    """``state`` as it is written."""
+    return json.dumps(msgspec.to_builtins(state), indent=1).encode()
+
+
+def digest_of(text: bytes | None) -> str | None:
+    """What a journal remembers of a state file; None when there was none."""
+    return None if text is None else xxhash.xxh3_128_hexdigest(text)
+
+
+def write_durably(disk: Disk, path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path``, all of it or none. Raises: OSError."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    fd = disk.open(unfinished, create=True)
+    try:
+        disk.write(fd, 0, memoryview(content))
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(unfinished, path)
+    disk.sync_directory(path.parent)
