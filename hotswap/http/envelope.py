@@ -6,8 +6,9 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotswap.errors import HotswapError
 from hotswap.http.dialect import Dialect
-from hotswap.http.errors import INTERNAL, ClientGone, wire_of
+from hotswap.http.errors import INTERNAL, ClientGone, RequestError, wire_of
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind
 
@@ -22,6 +23,9 @@ def error_reply(error: Exception, *, dialect: Dialect, kind: object) -> Json:
     """A whole reply for ``error`` on a route of ``kind``."""
     wire = dialect.wire(error)
     headers = dict(getattr(error, "headers", None) or {})
+    if isinstance(error, HotswapError | RequestError):
+        # The class says what happened to the weights, and SGLang's envelope has no room for it.
+        headers["X-Hotswap-Error"] = type(error).__name__
     body = dialect.error_body(error, wire=wire, reports_success=kind in _REPORTING)
     return Json(body, status_code=wire.status, headers=headers)
 

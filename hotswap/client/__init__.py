@@ -1,0 +1,48 @@
+"""The client of a hotswap server, and of SGLang's: blocking and asynchronous.
+
+::
+
+    with Client("http://127.0.0.1:30000") as client:
+        client.wait_ready()
+        client.update("/checkpoints/7", version="7")
+
+Both clients run the same steps; nothing in here needs torch.
+"""
+
+from __future__ import annotations
+
+from hotswap.client.async_client import AsyncClient, AsyncEventStream, AsyncPausedServer
+from hotswap.client.client import Client, EventStream, PausedServer
+from hotswap.client.errors import (
+    NoAnswer,
+    NotReady,
+    OutcomeUnknown,
+    RequestRefused,
+    StillPaused,
+    WeightsAfter,
+    weights_after,
+)
+from hotswap.client.session import ServerKind
+from hotswap.client.shown import ServerState, UpdateInProgress, UpdateResult
+from hotswap.client.sse import ServerEvent
+
+__all__ = [
+    "AsyncClient",
+    "AsyncEventStream",
+    "AsyncPausedServer",
+    "Client",
+    "EventStream",
+    "NoAnswer",
+    "NotReady",
+    "OutcomeUnknown",
+    "PausedServer",
+    "RequestRefused",
+    "ServerEvent",
+    "ServerKind",
+    "ServerState",
+    "StillPaused",
+    "UpdateInProgress",
+    "UpdateResult",
+    "WeightsAfter",
+    "weights_after",
+]

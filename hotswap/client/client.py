@@ -1,0 +1,230 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from hotswap.client import commands
+from hotswap.client.drivers import Driver
+from hotswap.client.feed import Feed
+from hotswap.client.session import ServerKind, Session
+from hotswap.client.shown import ServerState, UpdateResult
+from hotswap.client.sse import ServerEvent
+from hotswap.client.updating import UpdateRequest, default_mode, update
+
+__all__ = ["Client", "EventStream", "PausedServer"]
+
+
+class Client:
+    """Talks to one server, of hotswap or of SGLang, and blocks. Any thread.
+
+    Times are in seconds and bound the whole call, retries included. What it raises says
+    what happened to the weights (``weights_after``). Use it as a context manager, or
+    ``close`` it.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:30000",
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        server: ServerKind | str | None = None,
+        http: httpx.Client | None = None,
+    ) -> None:
+        """``server`` None asks the server whose it is, once. ``http`` replaces the HTTP
+        client, which honours no proxy of the environment; its owner closes it.
+        Raises: ValueError for an address that is none."""
+        kind = None if server is None else ServerKind(server)
+        self._session = Session(url, api_key=api_key, admin_key=admin_key, kind=kind)
+        self._http = http or httpx.Client(trust_env=False)
+        self._owned = http is None
+        self._driver = Driver(self._http, self._session.url)
+
+    def __repr__(self) -> str:
+        return f"<Client {self._session.url} {self._session.kind or 'not asked yet'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._session.url
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        if self._owned:
+            self._http.close()
+
+    def state(self, *, within_s: float = 10.0) -> ServerState:
+        """One look at the server. Raises: NoAnswer, RequestRefused."""
+        session = self._session
+        return self._driver.run(commands.state(session, budget=session.budget(within_s)))
+
+    def wait_ready(self, *, within_s: float = 60.0) -> None:
+        """Return once a generation request would run. Raises: NotReady, NoAnswer."""
+        session = self._session
+        self._driver.run(commands.wait_ready(session, budget=session.budget(within_s)))
+
+    def pause(self, mode: str | None = None, *, within_s: float = 60.0) -> None:
+        """Close the gate; None is the server's own mode. Prefer ``paused``.
+
+        Raises: NoAnswer (it may be in effect), CommandError, RequestRefused.
+        """
+        session = self._session
+        budget = session.budget(within_s)
+        self._driver.run(commands.pause(session, mode=mode, budget=budget))
+
+    def resume(self, *, within_s: float = 60.0) -> None:
+        """Open the gate. Raises: NoAnswer, CommandError, RequestRefused."""
+        session = self._session
+        self._driver.run(commands.resume(session, budget=session.budget(within_s)))
+
+    def flush(
+        self, *, times: int = 60, every_s: float = 1.0, within_s: float = 120.0
+    ) -> int | None:
+        """Drop cached prefixes, asking ``times`` times; how many, where the server tells.
+
+        Raises: InFlight, NoAnswer, RequestRefused.
+        """
+        session = self._session
+        return self._driver.run(
+            commands.flush(session, times=times, every_s=every_s, budget=session.budget(within_s))
+        )
+
+    def paused(self, mode: str | None = None, *, within_s: float = 60.0) -> PausedServer:
+        """A context in which the server stands still; see ``PausedServer``."""
+        return PausedServer(self._driver, self._session, mode=mode, within_s=within_s)
+
+    def update(
+        self,
+        source: str | PathLike[str],
+        *,
+        version: str | int | None = None,
+        token_step: int | None = None,
+        pause_mode: str | None = None,
+        flush_cache: bool = True,
+        flush_times: int = 60,
+        flush_every_s: float = 1.0,
+        fenced: bool | None = None,
+        within_s: float = 600.0,
+    ) -> UpdateResult:
+        """Load a checkpoint directory of the server; see ``docs/reference/client.md``.
+
+        Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError,
+        RequestRefused, NoAnswer, OutcomeUnknown, StillPaused.
+        """
+        session = self._session
+        budget = session.budget(within_s)
+        wanted = UpdateRequest(
+            source=fspath(source),
+            version=None if version is None else str(version),
+            token_step=token_step,
+            pause_mode=pause_mode,
+            flush_cache=flush_cache,
+            flush_times=flush_times,
+            flush_every_s=flush_every_s,
+        )
+        kind = self._driver.run(session.kind_of_server(budget))
+        if not session.wants_fence(fenced):
+            return self._driver.run(update(session, wanted, budget=budget))
+        with self.paused(pause_mode or default_mode(kind), within_s=within_s):
+            return self._driver.run(update(session, wanted, budget=budget))
+
+    def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> EventStream:
+        """What happens on the server, from the event with the id ``after`` on."""
+        feed = Feed(self._session, after=after, reconnect_s=reconnect_s)
+        return EventStream(Driver(self._http, self._session.url), feed)
+
+
+class PausedServer:
+    """The server stands still inside, and goes on after it, however it ended.
+
+    It is continued when the pause itself was not answered, too. When that fails after an
+    error of the body, the error gets a note; without one, ``StillPaused`` is raised.
+    """
+
+    def __init__(
+        self, driver: Driver, session: Session, *, mode: str | None, within_s: float
+    ) -> None:
+        self._driver = driver
+        self._session = session
+        self._mode = mode
+        self._within_s = within_s
+
+    def __repr__(self) -> str:
+        return f"<PausedServer {self._session.url} {self._mode or 'by its own mode'}>"
+
+    def __enter__(self) -> None:
+        budget = self._session.budget(self._within_s)
+        try:
+            self._driver.run(commands.enter_fence(self._session, mode=self._mode, budget=budget))
+        except BaseException as error:
+            self._leave(error, entering=True)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(error, entering=False)
+
+    def _leave(self, error: BaseException | None, *, entering: bool) -> None:
+        budget = self._session.budget(self._within_s)
+        self._driver.run(
+            commands.leave_fence(self._session, error=error, entering=entering, budget=budget)
+        )
+
+
+class EventStream:
+    """Iterate it; leave the context to let go of the connection.
+
+    It ends when the server says that it has ended. Raises: NoAnswer, RequestRefused.
+    """
+
+    def __init__(self, driver: Driver, feed: Feed) -> None:
+        self._driver = driver
+        self._feed = feed
+
+    def __repr__(self) -> str:
+        return f"<EventStream after {self._feed.last_id}>"
+
+    @property
+    def last_id(self) -> str | None:
+        """What to begin after next time, to miss nothing."""
+        return self._feed.last_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._driver.close_stream()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ServerEvent:
+        event = self._driver.run(self._feed.next())
+        if event is None:
+            raise StopIteration
+        return event

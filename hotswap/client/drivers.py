@@ -1,0 +1,190 @@
+"""Run steps: blocking, or on asyncio. All of the client's I/O is in here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+import anyio
+import httpx
+
+from hotswap.client.effects import (
+    CloseStream,
+    Effect,
+    NoReply,
+    OpenStream,
+    ReadStream,
+    Reply,
+    Send,
+    Sleep,
+    Steps,
+)
+from hotswap.uninterrupted import uninterrupted
+
+__all__ = ["AsyncDriver", "Driver"]
+
+T = TypeVar("T")
+
+_CONNECT_S = 5.0
+
+# The request cannot have left: no connection, or none that was free.
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class Driver:
+    """Runs steps on an ``httpx.Client``, and holds one stream at most. Any one thread."""
+
+    def __init__(
+        self, http: httpx.Client, url: str, *, pause: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._http = http
+        self._url = url
+        self._pause = pause
+        self._stream: httpx.Response | None = None
+        self._pieces: Iterator[bytes] = iter(())
+
+    def __repr__(self) -> str:
+        return f"<Driver {self._url}>"
+
+    def run(self, steps: Steps[T]) -> T:
+        """To the end; returns and raises what the steps do."""
+        answer: object = None
+        failure: NoReply | None = None
+        try:
+            while True:
+                effect = steps.send(answer) if failure is None else steps.throw(failure)
+                try:
+                    answer, failure = self._perform(effect), None
+                except NoReply as error:
+                    failure = error
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    def _perform(self, effect: Effect) -> object:
+        try:
+            match effect:
+                case Send():
+                    return _reply(self._http.send(_request(self._http, self._url, effect)))
+                case Sleep(seconds=seconds):
+                    self._pause(seconds)
+                case OpenStream():
+                    self._stream = self._http.send(
+                        _stream_request(self._http, self._url, effect), stream=True
+                    )
+                    self._pieces = self._stream.iter_bytes()
+                    return _head(self._stream)
+                case ReadStream():
+                    return next(self._pieces, b"")
+                case CloseStream():
+                    self.close_stream()
+        except httpx.TransportError as error:
+            raise _no_reply(error) from error
+        return None
+
+    def close_stream(self) -> None:
+        """Let go of the stream, if there is one."""
+        stream, self._stream, self._pieces = self._stream, None, iter(())
+        if stream is not None:
+            stream.close()
+
+
+class AsyncDriver:
+    """Runs steps on an ``httpx.AsyncClient``, under asyncio; one stream at most."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+        self._stream: httpx.Response | None = None
+        self._pieces: AsyncIterator[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<AsyncDriver {self._url}>"
+
+    async def run(self, steps: Steps[T]) -> T:
+        """To the end, or until cancelled; returns and raises what the steps do."""
+        answer: object = None
+        failure: NoReply | None = None
+        try:
+            while True:
+                effect = steps.send(answer) if failure is None else steps.throw(failure)
+                try:
+                    answer, failure = await self._perform(effect), None
+                except NoReply as error:
+                    failure = error
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    async def run_to_the_end(self, steps: Steps[T]) -> T:
+        """The same, whoever stops waiting for it."""
+        return await uninterrupted(self.run(steps))
+
+    async def _perform(self, effect: Effect) -> object:
+        try:
+            match effect:
+                case Send():
+                    request = _request(self._http, self._url, effect)
+                    return _reply(await self._http.send(request))
+                case Sleep(seconds=seconds):
+                    await anyio.sleep(seconds)
+                case OpenStream():
+                    request = _stream_request(self._http, self._url, effect)
+                    self._stream = await self._http.send(request, stream=True)
+                    self._pieces = self._stream.aiter_bytes()
+                    return _head(self._stream)
+                case ReadStream():
+                    return b"" if self._pieces is None else await anext(self._pieces, b"")
+                case CloseStream():
+                    await self.close_stream()
+        except httpx.TransportError as error:
+            raise _no_reply(error) from error
+        return None
+
+    async def close_stream(self) -> None:
+        """Let go of the stream, if there is one."""
+        stream, self._stream, self._pieces = self._stream, None, None
+        if stream is not None:
+            await stream.aclose()
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, url: str, asked: Send) -> httpx.Request:
+    limit = httpx.Timeout(asked.timeout_s, connect=min(_CONNECT_S, asked.timeout_s))
+    return http.build_request(
+        asked.method,
+        url + asked.path,
+        json=None if asked.body is None else dict(asked.body),
+        headers=dict(asked.headers),
+        timeout=limit,
+    )
+
+
+def _stream_request(
+    http: httpx.Client | httpx.AsyncClient, url: str, asked: OpenStream
+) -> httpx.Request:
+    limit = httpx.Timeout(asked.timeout_s, connect=min(_CONNECT_S, asked.timeout_s))
+    headers = {"accept": "text/event-stream", **asked.headers}
+    return http.build_request("GET", url + asked.path, headers=headers, timeout=limit)
+
+
+def _reply(response: httpx.Response) -> Reply:
+    return Reply(status=response.status_code, headers=_headers(response), body=response.content)
+
+
+def _head(response: httpx.Response) -> Reply:
+    return Reply(status=response.status_code, headers=_headers(response))
+
+
+def _headers(response: httpx.Response) -> dict[str, str]:
+    shown: dict[str, Any] = dict(response.headers)
+    return {name.lower(): str(value) for name, value in shown.items()}
+
+
+def _no_reply(error: httpx.TransportError) -> NoReply:
+    said = str(error) or "no reason given"
+    return NoReply(f"{type(error).__name__}: {said}", sent=not isinstance(error, _NEVER_SENT))

@@ -1,0 +1,120 @@
+"""What the client's steps ask of whoever runs them.
+
+Rule: everything that the client does is a generator that yields these and is sent the
+answers. It opens no socket and never sleeps, so that the blocking client and the
+asynchronous one run the same steps (:mod:`hotswap.client.drivers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+__all__ = [
+    "CloseStream",
+    "Effect",
+    "NoReply",
+    "OpenStream",
+    "ReadStream",
+    "Reply",
+    "Send",
+    "Sleep",
+    "Steps",
+    "close_stream",
+    "open_stream",
+    "read_stream",
+    "send",
+    "sleep",
+]
+
+T = TypeVar("T")
+
+
+class NoReply(Exception):
+    """No whole reply came. ``sent`` is false when the server cannot have seen the request."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One reply: status, headers (names in lower case), and the whole body.
+
+    That of a stream has no body.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """One request. ``body`` goes out as JSON; ``timeout_s`` bounds the wait for the reply."""
+
+    method: str
+    path: str
+    timeout_s: float
+    body: Mapping[str, object] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStream:
+    """Begin a reply whose body is read in pieces; ``timeout_s`` bounds the wait for each."""
+
+    path: str
+    timeout_s: float
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStream:
+    """The next piece of the open stream; empty at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseStream:
+    """Let go of the open stream; nothing when there is none."""
+
+
+Effect: TypeAlias = Send | Sleep | OpenStream | ReadStream | CloseStream
+Steps: TypeAlias = Generator[Effect, Any, T]
+
+
+def send(request: Send) -> Steps[Reply]:
+    """The reply. Raises: NoReply."""
+    reply: Reply = yield request
+    return reply
+
+
+def sleep(seconds: float) -> Steps[None]:
+    """Wait so many seconds."""
+    yield Sleep(seconds=seconds)
+
+
+def open_stream(request: OpenStream) -> Steps[Reply]:
+    """Status and headers of the reply. Raises: NoReply."""
+    reply: Reply = yield request
+    return reply
+
+
+def read_stream() -> Steps[bytes]:
+    """The next piece. Raises: NoReply."""
+    piece: bytes = yield ReadStream()
+    return piece
+
+
+def close_stream() -> Steps[None]:
+    """Let go of the open stream."""
+    yield CloseStream()

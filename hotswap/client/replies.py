@@ -1,0 +1,117 @@
+"""From a reply to its body, or to the error that it stands for.
+
+Rules, in this order, because SGLang's envelope has no room for a class:
+
+* ``X-Hotswap-Error`` names the class; every error reply of a hotswap server has it.
+* ``error.code`` of GR's envelope names it nearly as well.
+* What SGLang's own servers write is judged by their words (``sglang_failure``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hotswap import errors
+from hotswap.client.effects import Reply
+from hotswap.client.errors import OutcomeUnknown, RequestRefused
+
+__all__ = ["CODES", "body_of", "command_error", "message_of", "update_error"]
+
+_HEADER = "x-hotswap-error"
+
+CODES: Mapping[str, type[errors.HotswapError]] = {
+    "busy": errors.Busy,
+    "overtaken": errors.Overtaken,
+    "overloaded": errors.QueueFull,
+    "paused": errors.Paused,
+    "weights_not_whole": errors.WeightsNotWhole,
+    "update_rolled_back": errors.UpdateRolledBack,
+    "update_failed": errors.UpdateFailed,
+    "shutting_down": errors.ShuttingDown,
+}
+"""Codes of GR's envelope that mean one class each; ``conflict`` means two."""
+
+_REQUEST_WRONG = (400, 404, 405, 409, 413, 422)
+
+# SGLang's scheduler had loaded nothing yet when it says one of these.
+_BEFORE_LOADING = ("Failed to get weights iterator", "Failed to get model loader")
+_HALF_LOADED = ("Failed to update weights", "partially updated")
+
+
+def body_of(reply: Reply) -> dict[str, Any]:
+    """The JSON object of a reply; an empty one for any other body."""
+    try:
+        body = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def message_of(reply: Reply) -> str:
+    """What a reply says for people, in whichever envelope it came."""
+    body = body_of(reply)
+    error = body.get("error")
+    nested = error.get("message") if isinstance(error, dict) else error
+    found = nested or body.get("message") or body.get("error_message") or body.get("detail")
+    text = str(found) if found else reply.body.decode(errors="replace")
+    return " ".join(text.split())[:2000] or "nothing more"
+
+
+def command_error(reply: Reply, *, doing: str) -> errors.HotswapError:
+    """The error of a reply to anything but an update."""
+    message = f"{doing}: the server answered {reply.status}: {message_of(reply)}"
+    kind = _class_of(reply)
+    if kind is not None and issubclass(kind, errors.HotswapError):
+        return kind(message)
+    return RequestRefused(message, status=reply.status)
+
+
+def update_error(reply: Reply, *, doing: str) -> errors.HotswapError:
+    """The error of a reply to an update: its class says what happened to the weights."""
+    message = f"{doing}: the server answered {reply.status}: {message_of(reply)}"
+    kind = _class_of(reply)
+    if kind is not None:
+        return kind(message)
+    if reply.status in (401, 403, 404, 405):
+        return RequestRefused(message, status=reply.status)
+    if _is_sglang_failure(reply):
+        return _sglang_failure(reply)(message)
+    if reply.status in _REQUEST_WRONG:
+        return errors.UpdateRejected(message)
+    return OutcomeUnknown(message)
+
+
+def _class_of(reply: Reply) -> type[errors.HotswapError] | None:
+    """The class that the server raised, where it says so and the client has it."""
+    named = reply.headers.get(_HEADER, "")
+    if named in errors.__all__:
+        found: type[errors.HotswapError] = getattr(errors, named)
+        return found
+    if named:
+        # An edge error: what it means depends on the route.
+        return None
+    error = body_of(reply).get("error")
+    if not isinstance(error, dict):
+        return None
+    if error.get("code") == "conflict":
+        return errors.InFlight if error.get("retryable") else errors.IllegalCommand
+    code = error.get("code")
+    return CODES.get(code) if isinstance(code, str) else None
+
+
+def _is_sglang_failure(reply: Reply) -> bool:
+    """Whether SGLang's own updater speaks, and not its check of the request."""
+    body = body_of(reply)
+    return body.get("success") is False and not {"object", "error"} & body.keys()
+
+
+def _sglang_failure(reply: Reply) -> type[errors.HotswapError]:
+    """SGLang rolls back by loading the same path again: nobody should trust the result."""
+    said = message_of(reply)
+    if said.startswith(_BEFORE_LOADING):
+        return errors.UpdateRejected
+    if any(words in said for words in _HALF_LOADED):
+        return errors.UpdateFailed
+    return OutcomeUnknown
