@@ -17,7 +17,7 @@ __all__ = ["Reserve"]
 # Names, headers, plan and staged tensors were measured at 1.6 kB a tensor; threads, the
 # request and its reply do not depend on the model.
 _PER_TENSOR_BYTES = 2048
-_FIXED_BYTES = 2**20
+_FIXED_BYTES = 2**19
 
 
 class Reserve:

@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def test_it_is_there_but_for_as_long_as_it_is_lent() -> None:
-    reserve = Reserve(tensors=0)
+    reserve = Reserve(tensors=256)
     held = anon_bytes(os.getpid())
     with reserve.lent():
         with reserve.lent():
@@ -27,7 +27,7 @@ def test_it_is_there_but_for_as_long_as_it_is_lent() -> None:
 
 
 def test_a_body_that_fails_gives_it_back() -> None:
-    reserve = Reserve(tensors=512)
+    reserve = Reserve(tensors=768)
     with pytest.raises(OSError, match="gone"), reserve.lent():
         raise OSError("gone")
     assert repr(reserve) == f"<Reserve {2 * MIB} bytes>"
