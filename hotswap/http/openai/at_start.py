@@ -5,18 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import anyio
 from starlette.requests import Request
 
 from hotswap.http.openai.chat_template import ChatTemplate, load_chat_template
+from hotswap.http.openai.template_pool import RENDERERS
+from hotswap.http.openai.turns import Turns
 from hotswap.settings import Settings
 
 __all__ = ["AtStart", "at_start", "known_at_start"]
-
-
-def _one_thread() -> anyio.CapacityLimiter:
-    # Rendering waits for a process: it must not take every worker thread.
-    return anyio.CapacityLimiter(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +22,7 @@ class AtStart:
 
     template: ChatTemplate
     created: int = field(default_factory=lambda: int(time.time()))
-    renderers: anyio.CapacityLimiter = field(default_factory=_one_thread)
+    renderers: Turns = field(default_factory=lambda: Turns(RENDERERS))
 
 
 def known_at_start(settings: Settings) -> AtStart:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import anyio
-
 from hotswap.http.errors import RequestInvalid
 from hotswap.http.openai.bodies import ChatBody
 from hotswap.http.openai.chat_template import TemplateFailed
@@ -47,7 +45,7 @@ async def _rendered(body: ChatBody, kitchen: Kitchen) -> str:
         values=template_values(body.chat_template_kwargs),
     )
     try:
-        return await anyio.to_thread.run_sync(render, limiter=kitchen.at_start.renderers)
+        return await kitchen.at_start.renderers.run(render)
     except TemplateFailed as error:
         raise RequestInvalid(f"chat template: {error}") from error
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from hotswap.http.openai.template_process import TemplateFailed, TemplateProcess
+from hotswap.http.openai.template_pool import TemplatePool
+from hotswap.http.openai.template_process import TemplateFailed
 
-__all__ = ["ChatTemplate", "TemplateFailed", "load_chat_template"]
+__all__ = ["ChatTemplate", "Renderer", "TemplateFailed", "load_chat_template"]
 
 _MAX_FILE_BYTES = 32 * 1024 * 1024
 _SPECIAL_TOKENS = (
@@ -24,6 +26,18 @@ _SPECIAL_TOKENS = (
 )
 
 
+class Renderer(Protocol):
+    """Runs templates elsewhere: in one process, or in one of several."""
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """The text of ``template``. Blocks; any thread. Raises: TemplateFailed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of every process."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
     """Sources by name (``default``, ``tool_use``), and the special tokens they may name.
@@ -34,7 +48,7 @@ class ChatTemplate:
     sources: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
-    process: TemplateProcess = field(default_factory=TemplateProcess, repr=False)
+    process: Renderer = field(default_factory=TemplatePool, repr=False)
 
     def render(
         self,
