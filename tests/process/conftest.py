@@ -11,10 +11,20 @@ import torch
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import client_of
-from tests.process.served import Served
+from tests.process.served import GR_SERVERS, Served, server_number
 
 # Servers and clients share few cores: threads that wait for each other burn them.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of one shared server together: each start of one takes seconds.
+
+    pytest does so by a parameter's place in its list, which ``with_pairs`` has lists of
+    its own for.
+    """
+    items.sort(key=server_number)
 
 
 @pytest.fixture(scope="session")
@@ -29,21 +39,22 @@ def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("b") / "b", seed=2, shards=2)
 
 
-@pytest.fixture(scope="session", params=["staged", "direct"])
-def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, ServerProcess]]:
-    """One server a load mode, for as many tests as there are."""
-    mode = request.param
-    with ServerProcess(a, "--load-mode", mode, environ={"OMP_NUM_THREADS": "1"}) as process:
-        yield mode, process
+@pytest.fixture(scope="session", params=GR_SERVERS)
+def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, str, ServerProcess]]:
+    """One server a load mode and dialect, for as many tests as there are."""
+    mode, dialect = request.param
+    arguments = ("--load-mode", mode, "--dialect", dialect)
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
+        yield mode, dialect, process
         assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture
-async def served(server: tuple[str, ServerProcess], a: Path) -> AsyncIterator[Served]:
+async def served(server: tuple[str, str, ServerProcess], a: Path) -> AsyncIterator[Served]:
     """The shared server, put back to where every test begins."""
-    mode, process = server
+    mode, dialect, process = server
     async with client_of(process.base_url) as client:
         await client.resume()
         await client.update(a, weight_version="start", token_step=7, pause_mode="abort")
-        yield Served(client=client, process=process, load_mode=mode)
+        yield Served(client=client, process=process, load_mode=mode, dialect=dialect)
         assert process.exit_code is None, process.log

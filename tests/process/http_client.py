@@ -30,7 +30,7 @@ class Snapshot:
     facts: dict[str, Any]
     reasons: list[str]
     model_path: str
-    health: tuple[int, dict[str, Any]]
+    health: tuple[int, str]
 
 
 class Client:
@@ -111,6 +111,8 @@ class Client:
     async def snapshot(self) -> Snapshot:
         """What a failed update must leave as it is."""
         state, (_, status) = await self.state(), await self.get("/status")
+        # Empty in one of the dialects.
+        health = await self.call("GET", "/health")
         return Snapshot(
             checksums=await self.checksums(),
             version=await self.version(),
@@ -118,7 +120,7 @@ class Client:
             facts=state["facts"],
             reasons=state["reasons"],
             model_path=status["model_path"],
-            health=await self.get("/health"),
+            health=(health.status_code, health.text),
         )
 
 

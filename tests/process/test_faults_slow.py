@@ -18,6 +18,7 @@ from tests.process.fresh import fresh
 from tests.process.http_client import Client, Streams
 from tests.process.in_process import InProcess, load, serving
 from tests.process.slow_source import SlowStrategy
+from tests.process.told import flush_refused, refusal
 
 pytestmark = pytest.mark.process
 
@@ -36,13 +37,15 @@ async def updating(client: Client, **body: object) -> AsyncIterator[asyncio.Task
         await asyncio.wait([task])
 
 
-async def ping_everything(client: Client, state: str) -> None:
+async def ping_everything(client: Client, state: str, *, dialect: str) -> None:
     """Every probe, many times: 99 of 100 within half a second, and true."""
     took: list[float] = []
     for _ in range(PINGS):
         for path in PROBES:
             began = time.perf_counter()
-            status, body = await client.get(path)
+            reply = await client.call("GET", path)
+            status = reply.status_code
+            body = {} if (path, dialect) == ("/health", "sglang") else reply.json()
             took.append(time.perf_counter() - began)
             assert status == (503 if path == "/ready" and state == "updating" else 200)
             if "state" in body:
@@ -52,17 +55,18 @@ async def ping_everything(client: Client, state: str) -> None:
     assert sorted(took)[int(0.99 * len(took))] < 0.5
 
 
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
 @pytest.mark.parametrize("where", ["opening", "reading"])
-async def test_a30_staging_serves_on(a: Path, b: Path, where: str) -> None:
+async def test_a30_staging_serves_on(a: Path, b: Path, where: str, dialect: str) -> None:
     gate = Gate()
     slow = SlowStrategy(**{where: gate})
     async with (
-        serving(load(a), strategies={"disk": slow}) as server,
+        serving(load(a), strategies={"disk": slow}, dialect=dialect) as server,
         updating(server.client, model_path=str(b)) as update,
     ):
         try:
             await gate.reached()
-            await ping_everything(server.client, "serving")
+            await ping_everything(server.client, "serving", dialect=dialect)
             tokens = (await fresh(a)).tokens
             assert (await server.client.generate(PROMPTS[0], NEW_TOKENS))["output_ids"] == tokens[0]
             assert not update.done()
@@ -72,26 +76,26 @@ async def test_a30_staging_serves_on(a: Path, b: Path, where: str) -> None:
         assert_equal(await Evidence.of(server.client), await fresh(b))
 
 
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
 @pytest.mark.parametrize("mode", ["staged", "direct"])
-async def test_a30_writing_is_seen_as_updating(a: Path, b: Path, mode: str) -> None:
+async def test_a30_writing_is_seen_as_updating(a: Path, b: Path, mode: str, dialect: str) -> None:
     """The engine's thread stands still in the middle of the weights."""
     gate = Gate()
     loaded = watched(load(a), before_write=lambda at: gate.wait() if at == 5 else None)
     async with (
-        serving(loaded, load_mode=mode) as server,
+        serving(loaded, load_mode=mode, dialect=dialect) as server,
         updating(server.client, model_path=str(b)) as update,
         Streams(server.client) as streams,
     ):
         try:
             await gate.reached()
-            await ping_everything(server.client, "updating")
+            await ping_everything(server.client, "updating", dialect=dialect)
             ready = (await server.client.get("/ready"))[1]
             assert ready["reasons"] == ["paused"]
             asked = streams.start(PROMPTS[0], NEW_TOKENS)
             # Commands queue up and are answered once they can be.
             late = asyncio.create_task(server.client.post("/pause_generation", mode="retract"))
-            status, flushed = await server.client.post("/flush_cache")
-            assert (status, flushed["success"]) == (400, False)
+            await flush_refused(server.client, dialect, code="busy")
             assert not update.done()
             assert asked.tokens == []
         finally:
@@ -105,19 +109,24 @@ async def test_a30_writing_is_seen_as_updating(a: Path, b: Path, mode: str) -> N
         assert_equal(await Evidence.of(server.client), await fresh(b))
 
 
-async def test_a30_a_dead_engine_is_not_healthy(a: Path, b: Path) -> None:
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+async def test_a30_a_dead_engine_is_not_healthy(a: Path, b: Path, dialect: str) -> None:
     """Everything is answered all the same (O4)."""
 
     def die(at: int) -> None:
         if at == 3:
             raise SystemExit("injected: the engine's thread ends")
 
-    async with serving(watched(load(a), before_write=die)) as server:
-        status, reply = await server.client.post(PATH, model_path=str(b))
-        assert (status, reply["error"]["code"]) == (500, "update_failed")
+    async with serving(watched(load(a), before_write=die), dialect=dialect) as server:
+        answer = await server.client.post(PATH, model_path=str(b))
+        refusal(dialect, "update failed", answer)
 
-        status, health = await server.client.get("/health")
-        assert (status, health["engine_alive"]) == (503, False)
+        health = await server.client.call("GET", "/health")
+        assert health.status_code == 503
+        if dialect == "gr":
+            assert health.json()["engine_alive"] is False
+        else:
+            assert health.content == b""
         status, ready = await server.client.get("/ready")
         assert (status, "engine_not_running" in ready["reasons"]) == (503, True)
         assert (await server.client.version())["weight_update_count"] == 0
@@ -128,8 +137,8 @@ async def test_a30_a_dead_engine_is_not_healthy(a: Path, b: Path) -> None:
             ("/continue_generation", {}),
             ("/pause_generation", {"mode": "abort"}),
         ):
-            status, reply = await server.client.post(path, **body)
-            assert status >= 400, (path, reply)
+            refused = await server.client.call("POST", path, body)
+            assert refused.status_code >= 400, (path, refused.text)
 
 
 async def turns_to_others(client: Client) -> None:

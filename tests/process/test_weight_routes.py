@@ -18,7 +18,7 @@ import pytest
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import NEW_TOKENS, PROMPTS
 from tests.process.fresh import fresh
-from tests.process.http_client import Client, Streams, client_of
+from tests.process.http_client import Client, Streams, client_of, generate_body
 
 pytestmark = pytest.mark.process
 
@@ -334,3 +334,42 @@ async def test_the_probe_is_well_serving_and_paused(client: Client, mode: str | 
         assert (reply.status_code, reply.content) == (200, b"")
     if mode is not None:
         await client.resume()
+
+
+async def test_a_request_without_a_temperature(client: Client, dialect: str) -> None:
+    """Greedy in GR's dialect, drawn at 1 in SGLang's."""
+
+    async def written(**sampling: object) -> list[int]:
+        body = {"max_new_tokens": 16, "ignore_eos": True, **sampling}
+        reply = await client.done("/generate", input_ids=PROMPTS[0], sampling_params=body)
+        return list(reply["output_ids"])
+
+    drawn = [await written(seed=seed) for seed in range(3)]
+    greedy = await written(temperature=0)
+    if dialect == "gr":
+        assert drawn == [greedy] * 3
+    else:
+        assert drawn == [await written(seed=seed, temperature=1.0) for seed in range(3)]
+        assert len({tuple(ids) for ids in [*drawn, greedy]}) == 4
+
+
+async def test_an_id_to_abort_is_what_the_dialect_takes_it_for(
+    client: Client, dialect: str
+) -> None:
+    rids = ("step-1", "step-10", "other")
+    for rid in rids:
+        body = generate_body(PROMPTS[0], 1500) | {"request_id": rid}
+        assert (await client.post("/submit", **body))[0] == 202
+    reply = await client.call("POST", "/abort_request", {"rid": "step-1"})
+    assert (reply.status_code, reply.content) == (200, b"")
+    ended = ["step-1"] if dialect == "gr" else ["step-1", "step-10"]
+    for rid in ended:
+        status, result = await client.get(f"/result/{rid}?timeout=60")
+        assert (status, result["state"]) == (200, "aborted")
+    left = [rid for rid in rids if rid not in ended]
+    # Not yet aborted, though it may have ended by itself meanwhile.
+    states = {rid: (await client.get(f"/requests/{rid}"))[1]["state"] for rid in left}
+    assert "aborted" not in states.values()
+    await client.call("POST", "/abort_request", {"abort_all": True})
+    for rid in left:
+        assert (await client.get(f"/result/{rid}?timeout=60"))[0] == 200
