@@ -205,6 +205,8 @@ async def _listen(
             aborted = served.begin_shutdown()
             with anyio.move_on_after(settings.graceful_s):
                 await commands.close()
+                # New connections come in until this returns.
+                await served.submissions.all_read()
             served.end_shutdown()
             _log.info("%d requests in flight were aborted", aborted)
 

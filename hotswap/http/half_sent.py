@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotswap.http.errors import ShuttingDown
@@ -34,10 +35,20 @@ class HalfSent:
             is_whole = not message.get("more_body", False)
             return message
 
-        if scope["type"] == "http":
+        if scope["type"] == "http" and _may_have_a_body(scope):
             await self._app(scope, receive_or_give_up, send)
         else:
+            # Whoever asks again and again, in this very event loop, lets others run as well.
+            await anyio.lowlevel.checkpoint()
             await self._app(scope, receive, send)
+
+
+def _may_have_a_body(scope: Scope) -> bool:
+    """Whether there is anything to wait for: results are asked for without a body."""
+    names = {name.lower() for name, _ in scope["headers"]}
+    told = b"content-length" in names or b"transfer-encoding" in names
+    # Later versions end a body without having told of it.
+    return told or not str(scope.get("http_version")).startswith("1")
 
 
 async def _before(receive: Receive, requests: InFlightRequests) -> Message:

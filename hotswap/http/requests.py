@@ -98,16 +98,18 @@ async def submit_many(request: Request) -> Response:
 
 async def poll(request: Request) -> Response:
     """Everything so far, at once."""
+    serving = served(request)
     await _no_body(request)
     found = _found(request)
     if isinstance(found, Result):
-        return _reply(found, status=200)
+        return _reply(serving, found, status=200)
     return Json(found.body())
 
 
 async def result(request: Request) -> Response:
     """The final reply, 202 while there is none."""
-    body = await arguments(request, ResultBody, limit_bytes=_limit(served(request)))
+    serving = served(request)
+    body = await arguments(request, ResultBody, limit_bytes=_limit(serving))
     found = _found(request)
     if isinstance(found, Submission) and body.timeout > 0:
         over = found.over
@@ -119,7 +121,7 @@ async def result(request: Request) -> Response:
         await until_disconnect(request.receive, wait)
         found = _found(request)
     if isinstance(found, Result):
-        return _reply(found, status=found.status)
+        return _reply(serving, found, status=found.status)
     return Json({"request_id": found.ticket.rid, "state": found.state}, status_code=202)
 
 
@@ -220,7 +222,8 @@ def _submitted_row(rid: str, state: str) -> dict[str, object]:
     return {"request_id": rid, "state": state, "route": "submit"}
 
 
-def _reply(found: Result, *, status: int) -> Response:
+def _reply(serving: Served, found: Result, *, status: int) -> Response:
+    serving.submissions.note_read(found)
     return Response(found.body, status_code=status, media_type="application/json")
 
 

@@ -77,6 +77,8 @@ class Submissions:
         self._results: dict[str, Result] = {}
         self._result_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unread: set[str] = set()
+        self._news = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._live) + len(self._results)
@@ -95,6 +97,16 @@ class Submissions:
         self._let_go()
         return self._live.get(rid) or self._results.get(rid)
 
+    def note_read(self, result: Result) -> None:
+        """Its client has it now."""
+        self._unread.discard(result.rid)
+        self._tell()
+
+    async def all_read(self) -> None:
+        """Return once nothing runs any more, and no result is kept that nobody has read."""
+        while self._live or self._unread:
+            await self._news.wait()
+
     def check_unused(self, rid: str | None) -> None:
         """Raises: DuplicateRequestId when a result of that id is kept."""
         self._let_go()
@@ -112,6 +124,7 @@ class Submissions:
     def drop(self, submission: Submission) -> None:
         """Forget a request that was refused: it never was accepted."""
         self._live.pop(submission.ticket.rid, None)
+        self._tell()
         submission.over.set()
 
     def begin(
@@ -157,8 +170,14 @@ class Submissions:
             rid=rid, state=state, status=status, body=body, at_s=self._clock()
         )
         self._result_bytes += len(body)
+        self._unread.add(rid)
         self._let_go()
+        self._tell()
         submission.over.set()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
 
     def _let_go(self) -> None:
         """Forget the oldest results while there are too many, or they are too old."""
@@ -171,6 +190,7 @@ class Submissions:
             if not is_too_much and oldest.at_s > too_old:
                 return
             del self._results[oldest.rid]
+            self._unread.discard(oldest.rid)
             self._result_bytes -= len(oldest.body)
 
 

@@ -306,6 +306,53 @@ async def test_a_pause_that_drains_gets_503_and_its_streams_end(long: Path) -> N
     assert "Traceback" not in server.log
 
 
+async def submitted(client: Client, rid: str, tokens: int) -> None:
+    sampling = {"max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": [1, 2], "request_id": rid, "sampling_params": sampling}
+    status, _ = await client.post("/submit", **body)
+    assert status == 202
+
+
+async def test_results_can_be_fetched_while_the_server_goes_down(long: Path) -> None:
+    # Longer than the test waits for the end of the process: it ends once all are read.
+    with ServerProcess(
+        long, "--graceful-s", "600", environ={"OMP_NUM_THREADS": "1"}, stop_s=LIMIT_S
+    ) as server:
+        async with client_of(server.base_url) as client:
+            await submitted(client, "done", 3)
+            await submitted(client, "polled", 3)
+            await submitted(client, "running", 60_000)
+            for rid in ("done", "polled"):
+                async with asyncio.timeout(LIMIT_S):
+                    while (await client.get(f"/requests/{rid}"))[1]["state"] != "finished":
+                        pass
+            os.kill(server.pid, signal.SIGTERM)
+            await until(lambda: "shutting down" in server.log)
+            status, refused = await client.post("/generate", input_ids=[1])
+            assert (status, refused["error"]["code"]) == (503, "shutting_down")
+
+        # Another client, whose connection is new.
+        async with client_of(server.base_url) as client:
+            status, reply = await client.get("/result/done")
+            assert (status, reply["state"], len(reply["output_ids"])) == (200, "finished", 3)
+            status, reply = await client.get("/poll/polled")
+            assert (status, reply["state"]) == (200, "finished")
+            status, reply = await client.get("/result/running?timeout=60")
+            assert (status, reply["state"]) == (200, "aborted")
+            assert reply["meta_info"]["finish_reason"]["message"] == "the server is shutting down"
+        assert await ended(server) == 0
+    assert "Traceback" not in server.log
+
+
+async def test_results_that_nobody_reads_do_not_keep_the_process(a: Path) -> None:
+    with ServerProcess(a, "--graceful-s", "0.2", environ={"OMP_NUM_THREADS": "1"}) as server:
+        async with client_of(server.base_url) as client:
+            await submitted(client, "r", 3)
+        os.kill(server.pid, signal.SIGTERM)
+        assert await ended(server) == 0
+    assert "Traceback" not in server.log
+
+
 async def test_metrics_json_logs_and_a_list_of_events_of_a_real_server(a: Path, b: Path) -> None:
     environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_LOG_FORMAT": "json"}
     with ServerProcess(a, environ=environ) as server:

@@ -28,8 +28,14 @@ class HalfAClient:
 
 
 def scope(path: str) -> dict[str, object]:
-    found = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    return {**found, "http_version": "1.1", "asgi": {"version": "3.0", "spec_version": "2.1"}}
+    headers = [(b"transfer-encoding", b"chunked")]
+    found = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+    return {
+        **found,
+        "headers": headers,
+        "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.1"},
+    }
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/generate", "/update_weights_from_disk"])
@@ -54,3 +60,19 @@ async def test_a_slow_request_to_a_server_that_stays_up(serving: Any) -> None:
 
     assert client.sent[0]["status"] == 200
     assert serving.commands.calls == ["pause abort"]
+
+
+async def test_a_request_without_a_body_is_answered_by_a_server_that_goes_down(
+    serving: Any,
+) -> None:
+    """Its one message may come a moment later than its head."""
+    serving.app.state.served.requests.close()
+    client = HalfAClient()
+
+    async def receive() -> Message:
+        await anyio.lowlevel.checkpoint()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    asked = {**scope("/requests"), "method": "GET", "headers": []}
+    await serving.app(asked, receive, client.send)
+    assert client.sent[0]["status"] == 200

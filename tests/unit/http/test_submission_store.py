@@ -3,11 +3,14 @@
 import json
 from typing import Any
 
+import anyio
+
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.http.submissions import Result, Submissions
 from hotswap.http.transcript import Transcript
 from hotswap.http.transcription import Transcription
 from hotswap.seams import GenerateRequest
+from hotswap.testing.rig import settle
 from hotswap.testing.scripted_engine import ScriptedGeneration
 from hotswap.types import WeightStamp
 
@@ -79,3 +82,29 @@ async def test_results_are_bounded_by_age() -> None:
     kept.clock.now = 16
     assert kept.submissions.find("b") is None
     assert len(kept.submissions) == 0
+
+
+async def test_all_is_read_once_everybody_has_asked() -> None:
+    kept = Kept(max_results=2)
+    with anyio.fail_after(0):
+        await kept.submissions.all_read()
+    done = anyio.Event()
+
+    async def wait() -> None:
+        await kept.submissions.all_read()
+        done.set()
+
+    async with anyio.create_task_group() as tasks:
+        running = kept.submissions.expect(kept.requests.reserve("running"))
+        results = [await kept.add(rid) for rid in "abc"]
+        tasks.start_soon(wait)
+        # The first of them had to go, and nobody can read it any more.
+        for result in results[1:]:
+            await settle()
+            assert not done.is_set()
+            kept.submissions.note_read(result)
+            kept.submissions.note_read(result)
+        await settle()
+        assert not done.is_set()
+        kept.submissions.drop(running)
+    assert done.is_set()
