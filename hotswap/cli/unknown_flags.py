@@ -1,0 +1,40 @@
+"""Words of a command line that no flag takes: refused in one line, with what was meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+__all__ = ["parse_known", "refusal_of"]
+
+
+def parse_known(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], *, flags: Iterable[str]
+) -> argparse.Namespace:
+    """What ``parser`` makes of ``arguments``; ``flags`` are those it knows.
+
+    Raises: SettingsError for a word that it does not.
+    """
+    from hotswap.settings import SettingsError
+
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise SettingsError(refusal_of(unknown, flags=flags))
+    return options
+
+
+def refusal_of(unknown: Sequence[str], *, flags: Iterable[str]) -> str:
+    """Why ``unknown`` is refused. Names flags and no values: one of them may be a key."""
+    named = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
+    if named is None:
+        return (
+            f"{len(unknown)} words that belong to no flag; every setting has one: "
+            "see hotswap serve --help"
+        )
+    close = get_close_matches(named, list(flags), n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return (
+        f"{named} is no flag of hotswap serve, nor of a plug-in that is in use; "
+        f"{meant}see hotswap serve --help"
+    )
