@@ -1,7 +1,8 @@
 """The OpenAPI 3.1 document: what the route table and the structs of the bodies say.
 
 Nothing is written twice: a route brings its summary (the first line of its endpoint's
-docstring), its arguments (``body``) and its answers; the rest follows from its kind.
+docstring), its arguments (``body``) and its answers; what these look like is in
+``reply_schemas``, and the rest follows from its kind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.routing import BaseRoute
 from hotswap._version import __version__
 from hotswap.http.openapi_errors import error_statuses
 from hotswap.http.replies import Json
+from hotswap.http.reply_schemas import REPLY_SCHEMAS
 from hotswap.http.routes import KindedRoute, is_public
 from hotswap.http.served import served
 
@@ -151,7 +153,7 @@ def _responses(route: KindedRoute, method: str) -> dict[str, object]:
     answers: dict[str, object] = {
         str(status): {
             "description": HTTPStatus(status).phrase,
-            "content": {media: _reply_schema(media) for media in medias},
+            "content": {media: _reply_schema(media, route) for media in medias},
         }
         for status, medias in route.answers.items()
     }
@@ -161,13 +163,15 @@ def _responses(route: KindedRoute, method: str) -> dict[str, object]:
     return answers
 
 
-def _reply_schema(media: str) -> dict[str, object]:
-    return {"schema": {} if media == _JSON else {"type": "string"}}
+def _reply_schema(media: str, route: KindedRoute) -> dict[str, object]:
+    if media != _JSON:
+        return {"schema": {"type": "string"}}
+    return {"schema": REPLY_SCHEMAS.get(route.path, {})}
 
 
 def _error_response(route: KindedRoute, status: int) -> dict[str, object]:
     content: dict[str, object] = {_JSON: {"schema": {"type": "object"}}}
     if any(_TEXT in medias for medias in route.answers.values()):
         # What answers as a text in one dialect fails as a text too.
-        content[_TEXT] = _reply_schema(_TEXT)
+        content[_TEXT] = _reply_schema(_TEXT, route)
     return {"description": HTTPStatus(status).phrase, "content": content}

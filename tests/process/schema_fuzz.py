@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
@@ -46,7 +47,8 @@ def fuzz(
 ) -> dict[int, int]:
     """Send ``examples`` requests to one operation; how often each status came.
 
-    Raises: AssertionError for a reply that the document does not know, or a 5xx.
+    Raises: AssertionError for a reply that the document does not know, or a 5xx,
+    jsonschema_rs.ValidationError for one that is unlike its schema.
     """
     seen: dict[int, int] = {}
 
@@ -75,6 +77,9 @@ def _check(operation: Any, case: Any, reply: Any) -> None:
     media = reply.headers.get("content-type", [""])[0].partition(";")[0]
     # A reply without a body, such as that of an abort, has no form to speak of.
     assert not reply.content or media in told[str(reply.status_code)]["content"], shown
+    if reply.content and media == "application/json" and reply.status_code < 300:
+        schema = told[str(reply.status_code)]["content"][media]["schema"]
+        jsonschema_rs.validate(schema, json.loads(reply.content))
     if reply.status_code >= 500 and operation.path not in _PROBES:
         assert reply.status_code == 503, shown
         assert _EXPECTED_503 & _codes_of(reply.text), shown
