@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
-import anyio
 import anyio.to_thread
 
 from hotswap.seams import Stage
 from hotswap.types import Placement, Update
+from hotswap.uninterrupted import uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.roots import Allowed, Roots
 
@@ -60,8 +60,8 @@ class DiskStrategy:
         try:
             yield await anyio.to_thread.run_sync(opening.run)
         finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(opening.close)
+            # In a task of its own: a task that is cancelled here would never start the thread.
+            await uninterrupted(anyio.to_thread.run_sync(opening.close))
 
 
 class _Opening:

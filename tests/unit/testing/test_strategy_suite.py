@@ -1,0 +1,51 @@
+"""The suite of load strategies passes a correct one, and finds each fault by its name."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotswap.seams import LoadStrategy
+from hotswap.testing import Publish, StrategyTests, run_suite
+from tests.unit.testing.broken_strategies import BROKEN
+from tests.unit.testing.file_strategy import FileStrategy, publisher
+
+
+class TestFileStrategy(StrategyTests):
+    @pytest.fixture
+    def strategy(self) -> LoadStrategy:
+        return FileStrategy()
+
+    @pytest.fixture
+    def publish(self, tmp_path: Path) -> Publish:
+        return publisher(tmp_path)
+
+
+class Small(StrategyTests):
+    """Leaks are seen at once. Below 32 MiB malloc would keep what is let go of."""
+
+    huge_bytes = 40 * 2**20
+    settle_s = 0.3
+    dtypes = (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_strategy_fails_the_test_that_names_its_fault(what: str, tmp_path: Path) -> None:
+    make, test = BROKEN[what]
+    fixtures = {"strategy": make, "publish": lambda: publisher(tmp_path)}
+    assert run_suite(Small, fixtures, only=[test])[test] is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_strategy_fails_no_other_test(what: str, tmp_path: Path) -> None:
+    make, test = BROKEN[what]
+    folders = (tmp_path / str(number) for number in itertools.count())
+    outcomes = run_suite(Small, {"strategy": make, "publish": lambda: publisher(next(folders))})
+    assert outcomes.keys() == set(StrategyTests.tests)
+    assert [name for name, error in outcomes.items() if error is not None] == [test]
+
+
+def test_every_test_of_the_suite_has_a_broken_strategy() -> None:
+    assert {test for _, test in BROKEN.values()} == set(StrategyTests.tests)
