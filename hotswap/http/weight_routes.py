@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from starlette.requests import Request
@@ -34,51 +35,27 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 def weight_routes() -> list[KindedRoute]:
     """Change the weights, name them, show them."""
+    control = partial(KindedRoute, kind=Kind.CONTROL)
+    lookup = partial(KindedRoute, kind=Kind.LOOKUP)
+    post, get_or_post = ["POST"], ["GET", "POST"]
+    update, relabel = weights.update_weights_from_disk, weight_version.update_weight_version
+    begin, end = weight_session.begin_weight_update, weight_session.end_weight_update
+    show, check = weights.get_weights_by_name, weights_checker.weights_checker
     return [
         KindedRoute(
             "/update_weights_from_disk",
-            weights.update_weights_from_disk,
+            update,
             kind=Kind.UPDATE,
-            methods=["POST"],
+            methods=post,
             body=DiskUpdateBody,
         ),
-        KindedRoute(
-            "/update_weight_version",
-            weight_version.update_weight_version,
-            kind=Kind.CONTROL,
-            methods=["POST"],
-            body=RelabelBody,
-        ),
-        KindedRoute(
-            "/begin_weight_update",
-            weight_session.begin_weight_update,
-            kind=Kind.CONTROL,
-            methods=["POST"],
-            body=SessionBody,
-        ),
-        KindedRoute(
-            "/end_weight_update",
-            weight_session.end_weight_update,
-            kind=Kind.CONTROL,
-            methods=["POST"],
-            body=NoBody,
-        ),
-        KindedRoute(
-            "/get_weights_by_name",
-            weights.get_weights_by_name,
-            kind=Kind.LOOKUP,
-            methods=["GET", "POST"],
-            body=WeightByNameBody,
-        ),
-        KindedRoute(
-            "/weights_checker",
-            weights_checker.weights_checker,
-            kind=Kind.CONTROL,
-            methods=["GET", "POST"],
-            body=CheckerBody,
-        ),
+        control("/update_weight_version", relabel, methods=post, body=RelabelBody),
+        control("/begin_weight_update", begin, methods=post, body=SessionBody),
+        control("/end_weight_update", end, methods=post, body=NoBody),
+        lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),
+        control("/weights_checker", check, methods=get_or_post, body=CheckerBody),
         *(
-            KindedRoute(path, weight_version.get_weight_version, kind=Kind.LOOKUP, methods=["GET"])
+            lookup(path, weight_version.get_weight_version, methods=["GET"])
             for path in ("/get_weight_version", "/weight_version")
         ),
     ]
