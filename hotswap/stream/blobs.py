@@ -65,10 +65,9 @@ def _file_deltas(
     folder: Folder, index: DeltaIndex, file: str, lengths: Mapping[str, int], *, stamped: bool
 ) -> dict[str, Delta]:
     source = f"{folder.path}: {file}"
-    room = header_room(lengths) + sum(
-        max_compressed_bytes(index.encoding, length) for length in lengths.values()
-    )
-    header, whole = read_whole(folder, file, at_most=room)
+    room = header_room(lengths)
+    blobs = sum(max_compressed_bytes(index.encoding, length) for length in lengths.values())
+    header, whole = read_whole(folder, file, header_at_most=room, at_most=room + blobs)
     checksums = _checksums(header, index, lengths, source=source, stamped=stamped)
     return {
         name: Delta(

@@ -15,9 +15,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from hotswap.stream.errors import DeltaDamaged, StreamError
+from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
 
-__all__ = ["Bytes", "Encoding", "apply", "encode", "max_compressed_bytes"]
+__all__ = ["Bytes", "Encoding", "apply", "encode", "encoding_named", "max_compressed_bytes"]
 
 Bytes = NDArray[np.uint8]
 """A tensor's bytes, one-dimensional."""
@@ -33,6 +33,16 @@ class Encoding(StrEnum):
 
     XOR = "xor"
     OVERWRITE = "overwrite"
+
+
+def encoding_named(name: object, *, where: str = "") -> Encoding:
+    """The encoding that an index calls ``name``. Raises: UnknownEncoding."""
+    if name not in list(Encoding):
+        raise UnknownEncoding(
+            f"{where}delta_encoding {name!r:.80}, wanted one of {', '.join(Encoding)}; "
+            "publish with one of them"
+        )
+    return Encoding(str(name))
 
 
 def max_compressed_bytes(encoding: Encoding, length: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotswap.stream.checksums import CHECKSUMS
-from hotswap.stream.encodings import Encoding
+from hotswap.stream.encodings import Encoding, encoding_named
 from hotswap.stream.errors import (
     OutOfOrder,
     SourceNotReady,
@@ -142,17 +142,13 @@ def _number(metadata: Mapping[str, object], key: str, source: str) -> int:
 
 
 def _encoding(metadata: Mapping[str, object], source: str) -> Encoding:
-    name, compression = metadata["delta_encoding"], metadata.get("compression_format")
-    if name not in list(Encoding):
-        raise UnknownEncoding(
-            f"{source}: delta_encoding {name!r:.80}, wanted one of {', '.join(Encoding)}; "
-            "publish with one of them"
-        )
+    encoding = encoding_named(metadata["delta_encoding"], where=f"{source}: ")
+    compression = metadata.get("compression_format")
     if compression != "zstd":
         raise UnknownEncoding(
             f"{source}: compression_format {compression!r:.80}, wanted 'zstd'; publish with it"
         )
-    return Encoding(str(name))
+    return encoding
 
 
 def _checksum_format(metadata: Mapping[str, object], source: str) -> str:

@@ -123,16 +123,16 @@ class LocalCheckpoint:
         there = {name for name in os.listdir(self.directory) if is_weight_file(name)}
         stale = (there | set(old.files if old else ())) - set(state.files)
         journal = JournalWriter(self.disk, self.paths.journal)
-        self.commit(journal, state, moves=state.files, removes=sorted(stale))
+        self.commit(journal, state, moves=state.files, removes=tuple(sorted(stale)))
 
     def commit(
         self,
         journal: JournalWriter,
         state: State,
         *,
-        files: Sequence[str] = (),
-        moves: Sequence[str] = (),
-        removes: Sequence[str] = (),
+        files: tuple[str, ...] = (),
+        moves: tuple[str, ...] = (),
+        removes: tuple[str, ...] = (),
     ) -> None:
         """Make ``journal`` durable, then carry it out. Closes it, whatever happens.
 

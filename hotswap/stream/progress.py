@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Progress", "Tally"]
+__all__ = ["LOG_EVERY_S", "Progress", "Tally"]
 
 _log = logging.getLogger("hotswap.pull")
-_LOG_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
+"""How often a phase that takes long says how far it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Tally:
             self.written_bytes += written
             self._done += done
             shown = Progress(phase=self._phase, done_bytes=self._done, total_bytes=self._total)
-            due = done > 0 and time.monotonic() - self._logged >= _LOG_EVERY_S
+            due = done > 0 and time.monotonic() - self._logged >= LOG_EVERY_S
             if due:
                 self._logged = time.monotonic()
         if due:

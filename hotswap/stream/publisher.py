@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.numpy
 
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
-from hotswap.stream.encodings import Bytes, Encoding, encode
+from hotswap.stream.encodings import Bytes, Encoding, encode, encoding_named
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, directory_of, spelled
 
@@ -40,12 +40,12 @@ def publish_delta(
     memory, compressed. Tensors that did not change are left out.
 
     Raises: StreamError for version 0 or less, a tensor in two parts, one that changed its
-    length, or one too long for ``overwrite``; OSError.
+    length, or one too long for ``overwrite``; UnknownEncoding; OSError.
     """
     if version < 1:
         raise StreamError(f"version {version} cannot be published, wanted 1 or more")
     new_hasher(checksum_format)
-    chosen = Encoding(encoding)
+    chosen = encoding_named(encoding)
     directory = directory_of(source, version)
     directory.mkdir(parents=True, exist_ok=True)
     encoded = [_encoded(part, chosen, checksum_format) for part in parts]

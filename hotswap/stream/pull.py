@@ -28,7 +28,7 @@ from hotswap.stream.lock import exclusive
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.report import PullReport
-from hotswap.stream.state import Reserved
+from hotswap.stream.state import Reserved, parsed, read_text
 from hotswap.weights.roots import Allowed
 
 __all__ = ["pull"]
@@ -66,6 +66,7 @@ def pull(
         local_allowed=local_allowed,
         source_allowed=source_allowed,
     )
+    _check_system()
     places.check(target_version)
     tally, disk = Tally(progress), disk or LocalDisk()
     count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
@@ -80,35 +81,52 @@ def pull(
     return report
 
 
+def _check_system() -> None:
+    if not hasattr(os, "O_PATH"):
+        raise StreamError(
+            "published versions are opened through O_PATH, which this operating system lacks; "
+            "pull on Linux"
+        )
+
+
 def _locked(places: Places, target: int, *, disk: Disk, pool: Executor, tally: Tally) -> PullReport:
     local = LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally)
-    try:
-        return bring_forward(Job(places=places, target=target, local=local))
-    except StreamError as error:
-        error.local_version = _whole(local)
-        raise
-
-
-def _whole(local: LocalCheckpoint) -> int | None:
-    state = local.state
-    return None if state is None or local.paths.journal.exists() else state.number
+    return bring_forward(Job(places=places, target=target, local=local))
 
 
 @contextmanager
 def _explained(local: Path) -> Iterator[None]:
-    """Every failure is a StreamError."""
+    """Every failure is a StreamError that says which version is there."""
     try:
         with raised_as(StreamError):
             yield
     except OSError as error:
-        kept = (
-            "it is half written, and the next pull finishes it"
-            if Reserved(local).journal.exists()
-            else "it is as it was"
+        raise _of_the_disk(local, error) from error
+    except StreamError as error:
+        error.local_version = _whole_version(local)
+        raise
+
+
+def _of_the_disk(local: Path, error: OSError) -> StreamError:
+    half = Reserved(local).journal.exists()
+    kept = "is half written, and the next pull finishes it" if half else "is as it was"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found: StreamError = DiskFull(
+            f"{local}: no room for the version ({error.strerror}); the local checkpoint {kept}; "
+            "make room and pull again"
         )
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"{local}: no room for the version ({error.strerror}); {kept}; make room and "
-                "pull again"
-            ) from error
-        raise LocalDiskFailed(f"{local}: {error}; {kept}") from error
+    else:
+        found = LocalDiskFailed(
+            f"{local}: {error}; the local checkpoint {kept}; look after the disk and pull again"
+        )
+    found.local_version = _whole_version(local)
+    return found
+
+
+def _whole_version(local: Path) -> int | None:
+    paths = Reserved(local)
+    try:
+        state = parsed(read_text(paths.state))
+        return None if state is None or paths.journal.exists() else state.number
+    except OSError:
+        return None

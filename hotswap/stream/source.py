@@ -10,6 +10,7 @@ import xxhash
 from hotswap.stream.blobs import Delta, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
 from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
 from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors, opened_seed
@@ -56,7 +57,7 @@ class Source:
         with self._open(version) as folder:
             index = read_index(folder, version=version, names=self.names)
             if index is not None:
-                return _digest(folder, index)
+                return _digest(folder, index, header_room(self.names))
         with self.full(version) as stored:
             return stored.digest
 
@@ -73,8 +74,8 @@ class Source:
             return read_deltas(folder, index, lengths)
 
 
-def _digest(folder: Folder, index: DeltaIndex) -> str:
+def _digest(folder: Folder, index: DeltaIndex, room: int) -> str:
     digest = xxhash.xxh3_128(index.text)
     for file in sorted(set(index.file_of.values())):
-        digest.update(header_text(folder, file, at_most=2**20 * 100))
+        digest.update(header_text(folder, file, at_most=room))
     return digest.hexdigest()

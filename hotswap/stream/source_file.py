@@ -53,16 +53,18 @@ def header_of(file: OpenFile, *, source: str, at_most: int) -> tuple[Header, byt
     return header, text
 
 
-def read_whole(folder: Folder, name: str, *, at_most: int) -> tuple[Header, memoryview]:
+def read_whole(
+    folder: Folder, name: str, *, header_at_most: int, at_most: int
+) -> tuple[Header, memoryview]:
     """A safetensors file in memory, header included, and its header; one look at the file.
 
-    ``at_most`` bounds the file. Raises: SourceNotReady when the file is missing, short, or
+    ``at_most`` bounds the whole file. Raises: SourceNotReady when the file is missing, short, or
     changed while it was read; VersionMalformed for everything else that is wrong.
     """
     source = f"{folder.path}: {name}"
     with _open(folder, name) as file:
         try:
-            header, text = header_of(file, source=source, at_most=at_most)
+            header, text = header_of(file, source=source, at_most=header_at_most)
         except OSError as error:
             raise _changed(source, error) from error
         if header.file_bytes > at_most:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
     base_digest: str | None = None
     checkpoint_source_dir: str | None = None
     index_digest: str | None = None
-    files: Sequence[str] = ()
+    files: tuple[str, ...] = ()
     tensors: Mapping[str, str] = {}
 
     @property

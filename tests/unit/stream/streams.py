@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 import xxhash
 
+from hotswap.errors import UpdateRejected
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.layout import INDEX, directory_of
 from hotswap.stream.publisher import publish_delta
@@ -21,6 +22,15 @@ PUBLISHED = Path(__file__).parent / "published"
 EXPECTED: Mapping[str, Mapping[str, str]] = json.loads(
     (PUBLISHED / "expected-xxh3-128.json").read_text()
 )
+
+
+def refusal_of(call: Callable[[], object]) -> UpdateRejected | None:
+    """What ``call`` is refused with, None when it is not; anything else is raised."""
+    try:
+        call()
+    except UpdateRejected as error:
+        return error
+    return None
 
 
 def digests_of(directory: Path) -> dict[str, str]:

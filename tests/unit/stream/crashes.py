@@ -1,0 +1,200 @@
+"""The pulls that crash tests cut short, and what has to hold after each."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from hotswap.stream import StreamError, pull
+from hotswap.stream.disk import Disk
+from hotswap.stream.layout import INDEX
+from hotswap.stream.state import Reserved
+from tests.markdown_blocks import ROOT
+from tests.unit.stream.faulty_disk import FaultyDisk, ForgetfulDisk, failing, write_left
+from tests.unit.stream.streams import Stream, contents_of, publish
+
+_Setup = Callable[[Stream], int]
+
+
+def _xor(stream: Stream) -> int:
+    stream.add("xor")
+    pull_now(stream, 0)
+    return 1
+
+
+def _overwrite(stream: Stream) -> int:
+    stream.add("overwrite", share=0.6)
+    pull_now(stream, 0)
+    return 1
+
+
+def _fold(stream: Stream) -> int:
+    for encoding in ("xor", "overwrite", "xor"):
+        stream.add(encoding)
+    pull_now(stream, 0)
+    return 3
+
+
+def _seed(stream: Stream) -> int:
+    stream.add("xor")
+    return 1
+
+
+def _reseed(stream: Stream) -> int:
+    for encoding in ("xor", "full"):
+        stream.add(encoding)
+    pull_now(stream, 2)
+    return 1
+
+
+def _full(stream: Stream) -> int:
+    for encoding in ("xor", "full", "overwrite"):
+        stream.add(encoding)
+    pull_now(stream, 1)
+    return 3
+
+
+def _aggregate(stream: Stream) -> int:
+    for encoding in ("xor", "xor", "overwrite"):
+        stream.add(encoding)
+    add_aggregate(stream, 2)
+    return 3
+
+
+SCENARIOS: Mapping[str, _Setup] = {
+    "xor": _xor,
+    "overwrite": _overwrite,
+    "fold": _fold,
+    "seed": _seed,
+    "reseed": _reseed,
+    "full": _full,
+    "aggregate": _aggregate,
+}
+
+
+def pull_now(stream: Stream, target: int, *, disk: Disk | None = None) -> None:
+    """Pull with one thread, so that calls come in the same order each time."""
+    pull(stream.local, stream.source, target, base_dir=stream.base, threads=1, disk=disk)
+
+
+def add_aggregate(stream: Stream, version: int, *, stamp: int | None = None) -> Path:
+    """Publish ``aggregate/``, from the base to ``version``, stamped."""
+    directory = stream.source / "aggregate"
+    shutil.rmtree(directory, ignore_errors=True)
+    made = publish(
+        stream.source / "made", version, stream.tensors[0], stream.tensors[version], files=2
+    )
+    made.rename(directory)
+    (stream.source / "made").rmdir()
+    for file in directory.glob("*.safetensors"):
+        content = file.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        blobs = {name: np.asarray(v) for name, v in safetensors.numpy.load(content).items()}
+        metadata["version"] = f"{version if stamp is None else stamp:06d}"
+        file.write_bytes(safetensors.numpy.save(blobs, metadata=metadata))
+    index = json.loads((directory / INDEX).read_text())
+    index["metadata"]["base_version"] = "000000"
+    (directory / INDEX).write_text(json.dumps(index))
+    return directory
+
+
+class Scenario:
+    """A stream set up as ``name`` says, and a pull of ``target`` that can be cut short."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.root = root
+        self.stream = Stream(root)
+        self.target = SCENARIOS[name](self.stream)
+        self.local = self.stream.local
+        self.before = root / "before"
+        self.local.mkdir(exist_ok=True)
+        shutil.copytree(self.local, self.before)
+        counting = FaultyDisk()
+        pull_now(self.stream, self.target, disk=counting)
+        self.calls = tuple(counting.calls)
+
+    def rewind(self) -> None:
+        """Put the local checkpoint back to what it was before the pull."""
+        shutil.rmtree(self.local)
+        shutil.copytree(self.before, self.local)
+
+    def check_next_pull(self) -> None:
+        """The next pull gives the target, whatever the last one left."""
+        pull_now(self.stream, self.target)
+        self.check_bytes(self.target)
+
+    def check_bytes(self, version: int) -> None:
+        """The local checkpoint holds ``version``, byte for byte, and nothing unfinished."""
+        assert contents_of(self.local) == self.stream.at(version)
+        assert not Reserved(self.local).journal.exists()
+        assert list(Reserved(self.local).home.glob("*.tmp")) == []
+
+    def fail(self, at: int, code: int, *, times: float = 1) -> None:
+        """Let one call fail (or it and all after it) and check what is left."""
+        self.rewind()
+        try:
+            pull_now(self.stream, self.target, disk=failing(at, code, times=times))
+        except StreamError as error:
+            self._check_left(error.local_version)
+        self.check_next_pull()
+
+    def cut(self, points: Iterable[int], *, lucky: int | None = None) -> int:
+        """Take the power away before each of the calls ``points``; how many there were."""
+        self.rewind()
+        chance = None if lucky is None else random.Random(lucky)
+        disk = ForgetfulDisk(self.local, lucky=chance)
+        pull_now(self.stream, self.target, disk=disk)
+        assert len(disk.left) == len(self.calls)
+        chosen = [disk.left[point] for point in points]
+        for left in chosen:
+            shutil.rmtree(self.local)
+            self.local.mkdir()
+            write_left(self.local, left)
+            self.check_next_pull()
+        return len(chosen)
+
+    def kill(self, points: Sequence[int]) -> int:
+        """End the pulling process at each of the calls ``points``; how many there were."""
+        copies = [self.root / f"killed-{point}" for point in points]
+        for copy in copies:
+            shutil.copytree(self.before, copy)
+        spec = {
+            "source": str(self.stream.source),
+            "base": str(self.stream.base),
+            "target": self.target,
+            "pulls": [[str(copy), point] for copy, point in zip(copies, points, strict=True)],
+        }
+        command = [sys.executable, "-m", "tests.unit.stream.killed_pulls", json.dumps(spec)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == [-9] * len(points)
+        for copy in copies:
+            shutil.rmtree(self.local)
+            copy.rename(self.local)
+            self.check_next_pull()
+        return len(copies)
+
+    def _check_left(self, version: int | None) -> None:
+        if version is not None:
+            self.check_whole(version)
+        else:
+            # Nothing was there before, or the journal says how it goes on.
+            assert self.name in ("seed", "aggregate") or Reserved(self.local).journal.exists()
+
+    def check_whole(self, version: int) -> None:
+        """The directory can be loaded as ``version``."""
+        assert contents_of(self.local) == self.stream.at(version)
+
+
+ERRORS = (errno.ENOSPC, errno.EIO)

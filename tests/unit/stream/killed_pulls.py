@@ -1,0 +1,39 @@
+"""Pulls that are killed, each in a fork of this process: ``python -m`` with a JSON argument.
+
+Prints the exit status of each, a signal as a negative number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from hotswap.stream import pull
+from tests.unit.stream.faulty_disk import killing
+
+
+def main(spec: dict[str, object]) -> None:
+    """Carry out ``spec``."""
+    statuses = list[int]()
+    pulls = spec["pulls"]
+    assert isinstance(pulls, list)
+    for local, point in pulls:
+        child = os.fork()
+        if child == 0:
+            pull(
+                Path(local),
+                Path(str(spec["source"])),
+                int(str(spec["target"])),
+                base_dir=Path(str(spec["base"])),
+                threads=1,
+                disk=killing(point),
+            )
+            os._exit(0)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.stdout.write(json.dumps(statuses))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,154 @@
+"""The redo journal: what is written comes back, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotswap.stream import LocalDamaged, PullMode, pull
+from hotswap.stream.disk import LocalDisk
+from hotswap.stream.journal import CHUNK_BYTES, JournalReader, JournalWriter, Outcome
+from hotswap.stream.state import Reserved, State
+from tests.unit.stream.crashes import Scenario, pull_now
+from tests.unit.stream.faulty_disk import ForgetfulDisk, write_left
+from tests.unit.stream.streams import Stream, changed, contents_of, made
+
+OUTCOME = Outcome(before=None, state=State(version="000001"), files=("a", "b"))
+
+
+def written(directory: Path, *changes: tuple[int, int, bytes, bytes]) -> JournalReader:
+    writer = JournalWriter(LocalDisk(), directory / "journal")
+    for file, offset, old, new in changes:
+        writer.change(
+            file, offset, old=np.frombuffer(old, np.uint8), new=np.frombuffer(new, np.uint8)
+        )
+    writer.commit(OUTCOME)
+    writer.close()
+    return JournalReader(directory / "journal")
+
+
+def read_again(path: Path) -> None:
+    with closing(JournalReader(path)) as journal:
+        journal.check()
+
+
+def patched(journal: JournalReader, contents: list[bytearray]) -> None:
+    for record in journal.records():
+        span = memoryview(contents[record.file])[record.offset : record.offset + record.span]
+        journal.patch(record, np.frombuffer(span, np.uint8))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(max_size=70), st.data())
+def test_records_turn_the_old_bytes_into_the_new_any_number_of_times(
+    tmp_path_factory: pytest.TempPathFactory, old: bytes, data: st.DataObject
+) -> None:
+    new = bytearray(old)
+    for at in data.draw(st.sets(st.integers(0, max(len(old) - 1, 0)))):
+        if old:
+            new[at] = data.draw(st.integers(0, 255))
+    contents = [bytearray(), bytearray(b"abc" + old + b"xyz")]
+    with closing(written(tmp_path_factory.mktemp("journal"), (1, 3, old, bytes(new)))) as journal:
+        for _ in range(2):
+            patched(journal, contents)
+            assert contents == [b"", b"abc" + new + b"xyz"]
+        journal.check()
+        assert journal.outcome == OUTCOME
+        assert (list(journal.records()) == []) == (new == old)
+
+
+def test_few_changes_take_little_room(tmp_path: Path) -> None:
+    old = bytes(CHUNK_BYTES)
+    new = bytearray(old)
+    new[5], new[-1] = 1, 1
+    journal = written(tmp_path, (0, 0, old, bytes(new)))
+    assert (tmp_path / "journal").stat().st_size < 500
+    assert [record.span for record in journal.records()] == [CHUNK_BYTES]
+    journal.close()
+
+
+def test_every_cut_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    written(tmp_path, (0, 0, bytes(40), bytes(16) + bytes(range(8)) + bytes(16))).close()
+    path = tmp_path / "journal"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 3):
+        path.write_bytes(whole[:length])
+        with pytest.raises(LocalDamaged, match="not the journal that a pull left"):
+            read_again(path)
+    for at in range(0, len(whole), 2):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        with pytest.raises(LocalDamaged, match="not the journal that a pull left"):
+            read_again(path)
+
+
+def test_an_uncommitted_journal_leaves_nothing(tmp_path: Path) -> None:
+    writer = JournalWriter(LocalDisk(), tmp_path / "journal")
+    writer.change(0, 0, old=np.zeros(8, np.uint8), new=np.ones(8, np.uint8))
+    assert "journal" in repr(writer)
+    writer.close()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def half_written(tmp_path: Path) -> Scenario:
+    """A pull that ended after its journal had become durable."""
+    scenario = Scenario("fold", tmp_path)
+    scenario.rewind()
+    disk = ForgetfulDisk(scenario.local)
+    pull_now(scenario.stream, scenario.target, disk=disk)
+    left = next(one for one in disk.left if ".weight_sync/journal" in one)
+    scenario.rewind()
+    write_left(scenario.local, left)
+    return scenario
+
+
+def test_a_pull_that_was_cut_short_is_finished_without_the_source(half_written: Scenario) -> None:
+    stream = half_written.stream
+    stream.source.rename(stream.source.with_name("gone"))
+    report = pull(stream.local, stream.source, 3, base_dir=stream.base)
+    assert report.mode is PullMode.RECOVERED
+    half_written.check_bytes(3)
+
+
+def test_a_journal_of_no_use_makes_the_copy_be_seeded_again(half_written: Scenario) -> None:
+    journal = Reserved(half_written.local).journal
+    journal.write_bytes(journal.read_bytes()[:-1])
+    stream = half_written.stream
+    assert pull(stream.local, stream.source, 3, base_dir=stream.base).mode is PullMode.RESEED
+    half_written.check_bytes(3)
+
+
+def test_a_journal_of_another_state_is_not_carried_out(half_written: Scenario) -> None:
+    stream = half_written.stream
+    Reserved(stream.local).state.write_text('{"version": "000002"}')
+    assert pull(stream.local, stream.source, 3, base_dir=stream.base).mode is PullMode.RESEED
+    half_written.check_bytes(3)
+
+
+@pytest.mark.parametrize("left", [None, 10])
+def test_a_file_that_a_journal_needs_is_gone_or_short(
+    half_written: Scenario, left: int | None
+) -> None:
+    stream = half_written.stream
+    path = stream.local / "model-00001-of-00002.safetensors"
+    content = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(content[:left])
+    assert pull(stream.local, stream.source, 3, base_dir=stream.base).mode is PullMode.RESEED
+    half_written.check_bytes(3)
+
+
+def test_a_large_tensor_is_written_in_several_records(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor", length=CHUNK_BYTES + 100, count=1)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    pull(stream.local, stream.source, 1, base_dir=stream.base)
+    assert contents_of(stream.local) == stream.at(1)
+    old = made(length=CHUNK_BYTES + 100, count=1)
+    assert changed(old, 1)["layers.0.weight"].tobytes() == stream.at(1)["layers.0.weight"]

@@ -1,0 +1,111 @@
+"""Pulls into one directory wait for each other, and for who reads it."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hotswap.stream import PullPending, StreamError, pull, reading
+from hotswap.stream.lock import exclusive
+from hotswap.stream.state import Reserved
+from tests.unit.stream.streams import Stream, contents_of
+
+
+def test_of_many_pulls_at_once_one_does_the_work(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor", "overwrite")
+    together = threading.Barrier(6)
+
+    def one(_: int) -> str:
+        together.wait()
+        return pull(stream.local, stream.source, 2, base_dir=stream.base, threads=1).mode
+
+    with ThreadPoolExecutor(6) as pool:
+        modes = sorted(pool.map(one, range(6)))
+    assert modes == ["noop"] * 5 + ["seed"]
+    assert contents_of(stream.local) == stream.at(2)
+
+
+def test_readers_never_see_two_versions(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, *["xor", "overwrite"] * 4)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    over, whole = threading.Event(), [stream.at(version) for version in range(9)]
+
+    def read() -> set[int]:
+        seen = set[int]()
+        while not over.is_set():
+            with reading(stream.local):
+                seen.add(whole.index(contents_of(stream.local)))
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            for target in (1, 2, 1, 5, 8, 0):
+                pull(stream.local, stream.source, target, base_dir=stream.base, threads=1)
+        finally:
+            over.set()
+        seen = {version for reader in readers for version in reader.result()}
+    assert seen
+    assert contents_of(stream.local) == whole[0]
+
+
+def test_readers_share_and_keep_pulls_out(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor")
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    with reading(stream.local), reading(stream.local, timeout_s=0):
+        with pytest.raises(StreamError, match="was held by another pull or reader for 0 s") as one:
+            pull(stream.local, stream.source, 1, base_dir=stream.base, lock_timeout_s=0)
+        assert one.value.local_version == 0
+    pull(stream.local, stream.source, 1, base_dir=stream.base, lock_timeout_s=0)
+    with (
+        exclusive(stream.local, timeout_s=0),
+        pytest.raises(StreamError, match="was held"),
+        reading(stream.local, timeout_s=0),
+    ):
+        raise AssertionError("two held it")
+
+
+def test_a_directory_that_no_pull_wrote_needs_no_lock(tmp_path: Path) -> None:
+    with reading(tmp_path, timeout_s=0):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_half_written_directory_is_not_read(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor")
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    Reserved(stream.local).journal.write_bytes(b"unfinished")
+    with pytest.raises(PullPending, match="pull again") as caught, reading(stream.local):
+        raise AssertionError("it was read")
+    assert caught.value.retryable
+
+
+def test_without_flock_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def absent(name: str) -> ModuleType:
+        if name == "fcntl":
+            raise ImportError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    stream = Stream(tmp_path)
+    with pytest.raises(StreamError, match="this operating system has no flock"):
+        pull(stream.local, stream.source, 0, base_dir=stream.base)
+
+
+def test_a_file_system_without_flock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(importlib.import_module("fcntl"), "flock", refusing)
+    stream = Stream(tmp_path)
+    with pytest.raises(StreamError, match=r"cannot be locked \(No locks available\)"):
+        pull(stream.local, stream.source, 0, base_dir=stream.base)
