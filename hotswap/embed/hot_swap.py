@@ -57,7 +57,7 @@ class HotSwap:
         told = settings or Settings()
         plugins = load_plugins() if strategies is None else Plugins()
         if strategies is None:
-            values = option_values(plugins.options) | dict(told.plugin_options)
+            values = option_values(plugins.options) | told.option_values
             strategies = resolve_strategies(plugins, values)
         self.gate = ForwardGate()
         self.engine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
