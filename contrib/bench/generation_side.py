@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +65,6 @@ class SideProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPOSITORY,
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
             text=True,
         )
         self.pid = self._process.pid
@@ -95,7 +96,8 @@ class SideProcess:
     def _reply(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout else ""
         if not line:
-            raise RuntimeError(f"the process ended with {self._process.wait()}")
+            self._process.communicate()  # closes its pipes
+            raise RuntimeError(f"the process ended with {self._process.returncode}")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
@@ -130,7 +132,10 @@ def _hotswap(model: Path) -> tuple[_Run, dict[str, object]]:
 
 def _transformers(model: Path) -> tuple[_Run, dict[str, object]]:
     transformers: Any = import_module("transformers")
-    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
+    # On a thread that ends, as hotswap does it: its OpenMP workers would slow the others.
+    with ThreadPoolExecutor(1) as thread:
+        load = partial(transformers.AutoModelForCausalLM.from_pretrained, model, dtype="auto")
+        loaded: Any = thread.submit(load).result().eval()
 
     def run(*, threads: int, batch: int, tokens: int, attention: str) -> list[list[float]]:
         torch.set_num_threads(threads)

@@ -68,30 +68,22 @@ def is_slow(values: torch.Tensor) -> bool:
 
 
 def _widened(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    rows, columns = weight.shape
-    wide_bias = None if bias is None else bias.float()
-    step = max(1, _SCRATCH_NUMEL // columns)
-    scratch = _scratch(min(step, rows) * columns)
-    if rows <= step:
-        block = scratch[: rows * columns].view(rows, columns)
-        return _product(inputs, block.copy_(weight), wide_bias)
-    out = torch.empty(inputs.shape[0], rows)
+    (rows, columns), tokens = weight.shape, inputs.shape[0]
+    step = min(rows, max(1, _SCRATCH_NUMEL // columns))
+    scratch = _scratch(step * columns)
+    # Many tokens are columns of the product: threads then share the rows of the weight.
+    has_few = tokens <= _FEW_TOKENS
+    out = torch.empty((tokens, rows) if has_few else (rows, tokens))
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         block = scratch[: (stop - start) * columns].view(stop - start, columns)
         block.copy_(weight[start:stop])
-        out[:, start:stop] = _product(
-            inputs, block, None if wide_bias is None else wide_bias[start:stop]
-        )
-    return out
-
-
-def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if inputs.shape[0] <= _FEW_TOKENS:
-        return functional.linear(inputs, weight, bias)
-    # Tokens as columns: threads then share the rows of the weight.
-    product = torch.mm(weight, inputs.t()).t().contiguous()
-    return product if bias is None else product + bias
+        if has_few:
+            torch.mm(inputs, block.t(), out=out[:, start:stop])
+        else:
+            torch.mm(block, inputs.t(), out=out[start:stop])
+    product = out if has_few else out.t().contiguous()
+    return product if bias is None else product.add_(bias)
 
 
 def _scratch(numel: int) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -88,13 +90,27 @@ def load_model(
     Raises: UpdateRejected for a checkpoint that is not whole, ValueError for a
     configuration that the engine does not run.
     """
+    chosen = choose_device(device)
+    load = partial(_load, directory, dtype=dtype, device=chosen, vocab_multiple=vocab_multiple)
+    if chosen.type != "cpu":
+        return load()
+    # OpenMP's workers belong to the thread that first needed them, and stay as long as it
+    # does. When there are more of them than cores, all wait for each other asleep: the
+    # engine would decode a third slower for workers that never work again.
+    with ThreadPoolExecutor(1, "hotswap-load") as thread:
+        return thread.submit(load).result()
+
+
+def _load(
+    directory: Path, *, dtype: str | torch.dtype, device: torch.device, vocab_multiple: int
+) -> LoadedModel:
     with Checkpoint.open(directory) as checkpoint:
         config = parse_config(checkpoint.manifest.config or {})
         eos = generation_eos(checkpoint.manifest)
         loaded = build_model(
             config,
             dtype=choose_dtype(dtype, config),
-            device=choose_device(device),
+            device=device,
             vocab_multiple=vocab_multiple,
         )
         plan = loaded.target.plan(checkpoint.manifest, Scope.FULL)

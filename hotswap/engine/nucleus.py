@@ -10,47 +10,25 @@ import torch
 
 __all__ = ["nucleus"]
 
-# Most have fewer tokens, and to find these is cheapest.
-_USUAL = 1024
+# Floats that are not negative are in the order of their bits. The upper ones make bins of
+# tokens whose chances differ by less than a hundredth: few enough bins to add up quickly.
+_LOWER_BITS = 16
 
 
 def nucleus(chances: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chances and tokens of it, in any order, of ``[vocabulary]`` float32; one at least."""
-    first, tokens = chances.topk(min(_USUAL, chances.shape[0]))
-    if chances.shape[0] > _USUAL and float(first.sum()) <= top_p:
-        tokens = _large(chances, top_p)
-        return chances[tokens], tokens
-    is_in = first.cumsum(-1) - first < top_p
-    # The likeliest always is, also for a top_p that is zero as a float32.
-    is_in[0] = True
-    return first[is_in], tokens[is_in]
+    """Chances and tokens of it, in any order, of ``[vocabulary]`` float32; one at least.
 
-
-def _large(chances: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Halve the doubtful ones until they are few, or all alike, and sort only these."""
-    tokens = torch.arange(chances.shape[0], device=chances.device)
-    surely_in: list[torch.Tensor] = []
-    reached = 0.0
-    # Floats that are not negative are in the order of their bits. Even if all that is
-    # left out were equal, the least that is in is more likely than this.
-    low = _bits(chances.new_tensor((1.0 - top_p) / (2 * chances.shape[0])))
-    high = _bits(chances.max())
-    while tokens.shape[0] > _USUAL and low < high:
-        middle = (low + high) // 2
-        is_likelier = chances.view(torch.int32) > middle
-        more = float(chances[is_likelier].sum())
-        if reached + more < top_p:
-            surely_in.append(tokens[is_likelier])
-            reached += more
-            is_likelier.logical_not_()
-            high = middle
-        else:
-            low = middle + 1
-        chances, tokens = chances[is_likelier], tokens[is_likelier]
-    ranked, order = chances.sort(descending=True)
-    last = tokens[order[reached + ranked.cumsum(-1) - ranked < top_p]]
-    return torch.cat([*surely_in, last])
-
-
-def _bits(chance: torch.Tensor) -> int:
-    return int(chance.view(torch.int32))
+    Only the tokens of the bin in which ``top_p`` is reached are sorted.
+    """
+    bins = chances.view(torch.int32) >> _LOWER_BITS
+    # The likeliest first; in double precision, as there are many.
+    reached = torch.bincount(bins, weights=chances.double()).flip(0).cumsum(0)
+    above = min(int((reached < top_p).sum()), reached.shape[0] - 1)
+    before = float(reached[above - 1]) if above else 0.0
+    doubtful = reached.shape[0] - 1 - above
+    (tokens,) = (bins == doubtful).nonzero(as_tuple=True)
+    ranked, order = chances[tokens].double().sort(descending=True)
+    last = tokens[order[before + (ranked.cumsum(-1) - ranked) < top_p]]
+    (surely,) = (bins > doubtful).nonzero(as_tuple=True)
+    kept = torch.cat([surely, last])
+    return chances[kept], kept

@@ -17,6 +17,9 @@ __all__ = ["Sampler", "check_sampling", "choose_tokens"]
 _COLDEST = 1e-5
 # Above it every finite difference is lost already.
 _HOTTEST = torch.finfo(torch.float32).max
+# Common vocabularies are a multiple of it, or of a power of two that is not far below.
+_BLOCK = 512
+_LEAST_BLOCK = 32
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -131,7 +134,7 @@ def choose_tokens(
     None for a row that has no largest finite logit: the weights are not numbers. An
     error where a draw failed: it is that row's alone.
     """
-    largest, likeliest = logits.max(-1)
+    largest, likeliest = _largest(logits)
     chosen: list[int | Exception | None] = likeliest.tolist()
     particular: list[int] = []
     for row, is_finite in enumerate(largest.isfinite().tolist()):
@@ -147,6 +150,22 @@ def choose_tokens(
         if isinstance(token, int):
             sampler.push(token)
     return chosen
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``max(-1)`` of ``[texts x vocabulary]``: of the largest ones the first.
+
+    A CPU finds a largest number many times faster than where it is: so first the largest of
+    each block of the vocabulary, and then the place in one block.
+    """
+    block = math.gcd(logits.shape[1], _BLOCK)
+    if logits.device.type != "cpu" or block < _LEAST_BLOCK:
+        largest, places = logits.max(-1)
+        return largest, places
+    blocks = logits.reshape(logits.shape[0], -1, block)
+    largest, at = blocks.amax(-1).max(-1)
+    rows = torch.arange(logits.shape[0])
+    return largest, at * block + blocks[rows, at].argmax(-1)
 
 
 def _chosen(sampler: Sampler, logits: torch.Tensor) -> int | Exception:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,37 @@ def test_the_dtype_is_the_checkpoints_unless_asked(
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert model.model.rotary_emb.inv_freq.dtype is torch.float32
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_loading_leaves_no_thread_to_whoever_called(checkpoint: Make) -> None:
+    # Large enough for torch to want all its threads for a cast.
+    directory = checkpoint(dtype=torch.bfloat16, vocab_size=2048)
+    counts: list[int] = []
+
+    def load() -> None:
+        torch.set_num_threads(2)
+        counts.append(_threads())
+        load_model(directory, dtype="float32", device="cpu")
+        # Torch's workers learn that their thread has ended, and end a moment later.
+        deadline = time.monotonic() + 30
+        while _threads() > counts[0] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        counts.append(_threads())
+
+    threads = torch.get_num_threads()
+    # A thread that has had no workers of torch yet.
+    caller = threading.Thread(target=load)
+    try:
+        caller.start()
+        caller.join()
+    finally:
+        torch.set_num_threads(threads)
+    before, after = counts
+    assert after == before
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_unknown_choices_are_named(checkpoint: Make) -> None:

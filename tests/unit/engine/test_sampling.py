@@ -75,6 +75,20 @@ def test_a_row_without_a_finite_largest_logit_has_no_token(bad: float) -> None:
     ]
 
 
+@pytest.mark.parametrize("vocabulary", [7, 96, 1536, 49152])
+def test_of_the_likeliest_the_first(vocabulary: int) -> None:
+    rows = torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(4))
+    rows[1, [vocabulary // 3, vocabulary // 2, -1]] = 9.0
+    rows[2] = -float("inf")
+    rows[2, -1] = -3e38
+    rows[3] = 0.0
+    rows[4, vocabulary // 2] = float("nan")
+    rows[5, vocabulary // 2] = float("inf")
+    tokens = choose_tokens([Sampler(SamplingParams())] * 6, rows)
+    first = int(rows[0].argmax())
+    assert tokens == [first, vocabulary // 3, vocabulary - 1, 0, None, None]
+
+
 @pytest.mark.parametrize("top_p", [1e-46, 5e-324, 1e-30])
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_the_smallest_top_p_keeps_the_likeliest(top_p: float, top_k: int) -> None:
@@ -179,6 +193,20 @@ def test_a_nucleus_has_the_likeliest_that_reach_its_chance(top_p: float, spread:
     tolerance = 2 if top_p < 0.999 else 40
     assert abs(len(tokens) - wanted) <= tolerance
     assert kept.min() >= ranked[min(wanted + tolerance, 3999)] - 1e-12
+
+
+@pytest.mark.parametrize("top_p", [1e-46, 5e-324, 1e-30, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("size", [1, 2, 5000])
+def test_a_nucleus_is_never_empty(size: int, top_p: float) -> None:
+    chances = torch.arange(1, size + 1, dtype=torch.float32)
+    kept, tokens = nucleus(chances / chances.sum(), top_p)
+    assert len(kept) == len(tokens) >= 1
+    assert size - 1 in tokens
+
+
+def test_a_nucleus_of_one_certain_token() -> None:
+    kept, tokens = nucleus(torch.tensor([0.0, 1.0, 0.0]), 0.9)
+    assert (kept.tolist(), tokens.tolist()) == ([1.0], [1])
 
 
 def test_a_nucleus_takes_no_more_of_equals_than_it_needs() -> None:
