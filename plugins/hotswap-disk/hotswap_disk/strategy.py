@@ -1,19 +1,23 @@
 """The load strategy ``disk``.
 
 Rule: entering opens and checks, on a worker thread; leaving closes everything,
-however the update ended, so that a trainer may delete the directory next.
+however the update ended, so that a trainer may delete the directory next. A directory
+that ``hotswap.stream.pull`` keeps is not pulled into in between.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
 from typing import Self
 
 import anyio.to_thread
 
 from hotswap.seams import Stage
+from hotswap.stream import reading
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
@@ -75,18 +79,30 @@ class _Opening:
         self._allowed = allowed
         self._lock = threading.Lock()
         self._closed = False
-        self._checkpoint: Checkpoint | None = None
+        self._held = ExitStack()
 
     def run(self) -> Checkpoint:
-        checkpoint = Checkpoint.open(self._source, allowed=self._allowed)
-        with self._lock:
-            self._checkpoint = checkpoint
-            if self._closed:
-                checkpoint.close()
+        with ExitStack() as stack:
+            if self._may_look():
+                # A pull into the same directory waits until the update has read it.
+                stack.enter_context(reading(Path(self._source)))
+            checkpoint = stack.enter_context(
+                closing(Checkpoint.open(self._source, allowed=self._allowed))
+            )
+            with self._lock:
+                if not self._closed:
+                    self._held = stack.pop_all()
         return checkpoint
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._checkpoint is not None:
-                self._checkpoint.close()
+            self._held.close()
+
+    def _may_look(self) -> bool:
+        """Whether the place is one where a lock may be looked for; opening says why it is not."""
+        try:
+            real = Path(os.path.realpath(self._source))
+        except (OSError, ValueError):
+            return False
+        return bool(self._source) and (self._allowed is None or self._allowed(real))

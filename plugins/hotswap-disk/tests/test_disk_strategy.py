@@ -18,6 +18,7 @@ from hotswap.errors import PluginError, UpdateRejected
 from hotswap.options import option_values
 from hotswap.plugins import Plugins, load_plugins, resolve_strategies
 from hotswap.seams import Stage
+from hotswap.stream import PullPending, StreamError, pull
 from hotswap.testing.raw_safetensors import entry, pack, write_directory
 from hotswap.types import Placement, Readable, Update
 from hotswap.weights.checkpoint import Checkpoint
@@ -136,6 +137,36 @@ def test_a_task_cancelled_by_asyncio_while_opening_leaks_nothing(model: Path) ->
     gate.thread.join(20)
     assert not gate.thread.is_alive()
     assert left_open(model) == []
+
+
+def pull_again(local: Path, base: Path) -> str:
+    return pull(local, local, 0, base_dir=base, lock_timeout_s=0).mode
+
+
+async def test_a_pull_into_the_directory_waits_until_the_update_has_read_it(model: Path) -> None:
+    local = model.parent / "local"
+    assert pull_again(local, model) == "seed"
+    async with DiskStrategy().open(Update(source=str(local)), Placement()) as stage:
+        with pytest.raises(StreamError, match="held by another pull or reader"):
+            pull_again(local, model)
+        assert set(stage.manifest.names) == {"w", "v"}
+    assert pull_again(local, model) == "noop"
+    assert await deliver(DiskStrategy(), local) == {"w": [1.0, 2.0], "v": [3.0]}
+    assert left_open(local) == []
+
+
+async def test_a_directory_that_a_pull_left_half_written_is_rejected(model: Path) -> None:
+    local = model.parent / "local"
+    pull_again(local, model)
+    (local / ".weight_sync" / "journal").write_bytes(b"unfinished")
+    with pytest.raises(PullPending, match="pull again"):
+        await deliver(DiskStrategy(), local)
+    assert left_open(local) == []
+    outside = DiskStrategy(allowed=lambda real: False)
+    with pytest.raises(UpdateRejected, match="outside"):
+        await deliver(outside, local)
+    with pytest.raises(UpdateRejected):
+        await deliver(DiskStrategy(), "a\0b")
 
 
 SHORT = GOOD[:-1]
