@@ -3,7 +3,8 @@
 The figure is tokens a second while all eight texts decode. Both sides compute in the
 checkpoint's bfloat16. First every side's number of threads, and transformers' every
 attention that it has on a CPU, is tried twice. Those within a fifth of their side's best
-go on to the rounds, which alternate between the sides; the best of each is compared.
+go on to the rounds, which alternate between the sides and stop when the time is up; the
+best of each is compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contrib.bench.generation_models import models
 from contrib.bench.generation_side import SideProcess, joint_rate
 from contrib.bench.machine import THREADS, describe_machine
 from contrib.bench.results import Measure, Report, quantile, spread
+from contrib.bench.turns import turns
 
 __all__ = ["near_best", "run"]
 
@@ -22,6 +24,7 @@ _BATCH = 8
 _TRIAL_TOKENS = 8
 _TOKENS = 16
 _TRIALS = 2
+_WITHIN_S = 90.0
 _NEAR = 0.8
 _ATTENTIONS = ("sdpa", "paged|eager")
 _SIDE = "contrib.bench.generation_side"
@@ -31,7 +34,7 @@ _Rates = dict[_Way, list[float]]
 
 
 def run(*, rounds: int) -> Report:
-    """Trials of every way, then ``rounds`` of the best."""
+    """Trials of every way, then at most ``rounds`` of the best."""
     model = str(models()[0])
     threads = sorted({1, THREADS})
     ours: list[_Way] = [(("threads", count),) for count in threads]
@@ -48,14 +51,14 @@ def run(*, rounds: int) -> Report:
             _measure(transformers, theirs, trials, tokens=_TRIAL_TOKENS)
         ours, theirs = near_best(ours, trials), near_best(theirs, trials)
         rates: _Rates = {}
-        for _ in range(rounds):
+        for _ in turns(rounds, within_s=_WITHIN_S):
             _measure(hotswap, ours, rates, tokens=_TOKENS)
             _measure(transformers, theirs, rates, tokens=_TOKENS)
         configuration = {
             "machine": describe_machine(),
             "hotswap": hotswap.configuration,
             "transformers": transformers.configuration,
-            "rounds": rounds,
+            "rounds": len(rates[ours[0]]),
         }
     return Report(
         name="generation_engine",

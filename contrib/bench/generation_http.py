@@ -23,6 +23,7 @@ from contrib.bench.machine import THREADS, describe_machine
 from contrib.bench.process import thread_cpu_s
 from contrib.bench.results import Measure, Report, quantile, spread
 from contrib.bench.streams import Streams
+from contrib.bench.turns import turns
 
 __all__ = ["run", "steps"]
 
@@ -31,6 +32,7 @@ _BATCH = 8
 _TOKENS = 24
 # In the first steps of a round some texts are still at their prompts.
 _UNEVEN_STEPS = 2
+_WITHIN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _Samples:
 
 
 def run(*, rounds: int) -> Report:
-    """``rounds`` with each number of threads, twice as many of them as of other benchmarks."""
+    """At most ``rounds`` with each number of threads."""
     model = models()[0]
     measures: list[Measure] = []
     samples: dict[str, Sequence[float]] = {}
@@ -72,7 +74,7 @@ def _compare(
     with SideProcess("contrib.bench.generation_served", str(model), str(threads)) as side:
         _direct(side, _Samples())
         _http(side, _Samples())  # the first of each pays for memory
-        for turn in range(rounds):
+        for turn in turns(rounds, within_s=_WITHIN_S):
             # Each goes first as often as the other.
             for way in (_direct, _http)[:: -1 if turn % 2 else 1]:
                 way(side, direct if way is _direct else http)

@@ -27,6 +27,7 @@ from contrib.bench.model import checkpoint_bytes
 from contrib.bench.results import Measure, Report, quantile
 from contrib.bench.server import Server
 from contrib.bench.streams import Streams
+from contrib.bench.turns import turns
 
 __all__ = ["SwapSeen", "longest_gap", "run"]
 
@@ -39,6 +40,7 @@ _SWAP_AFTER = 10
 # The first steps of the streams have prompts of others in them.
 _UNEVEN_STEPS = 4
 _UNSEEN = 20_000
+_WITHIN_S = 150.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +61,21 @@ class SwapSeen:
 
 
 def run(*, rounds: int) -> Report:
-    """``rounds`` swaps of each mode, which take turns."""
+    """At most ``rounds`` swaps of each mode, which take turns."""
     pair = models()
     options = ("--max-running-requests", str(_STREAMS), "--weights-root", str(pair[0].parent))
     seen: dict[str, list[SwapSeen]] = {mode: [] for mode in MODES}
     with Server(pair[0], threads=THREADS, options=options) as server:
         server.update(pair[1])  # the first one of a process pays for its memory
-        turn = 0
-        for _ in range(rounds):
-            for mode in MODES:
-                warm_free_memory(checkpoint_bytes(pair[turn % 2]))
-                seen[mode].append(_swap(server, pair[turn % 2], mode=mode))
-                turn += 1
+        for _ in turns(rounds, within_s=_WITHIN_S):
+            # Two modes: each round ends with the checkpoint that it began with.
+            for mode, model in zip(MODES, pair, strict=True):
+                warm_free_memory(checkpoint_bytes(model))
+                seen[mode].append(_swap(server, model, mode=mode))
         configuration = {"machine": describe_machine(), "server": server.configuration()}
     return Report(
         name="generation_swap",
-        configuration={**configuration, "rounds": rounds},
+        configuration={**configuration, "rounds": len(seen[MODES[0]])},
         measures=[_measure(mode, swaps) for mode, swaps in seen.items()],
         samples={
             f"{mode}.{figure}": [getattr(swap, figure) for swap in swaps]

@@ -9,6 +9,7 @@ from contrib.bench.generation_engine import near_best
 from contrib.bench.generation_http import steps
 from contrib.bench.generation_side import joint_rate, prompts
 from contrib.bench.generation_swap import SwapSeen, longest_gap
+from contrib.bench.turns import turns
 
 
 def test_only_the_time_when_all_decode_counts() -> None:
@@ -88,3 +89,17 @@ def test_a_name_stands_for_all_that_begin_with_it() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match="no benchmark gen; there are updates, "):
         chosen(["gen"])
+
+
+@pytest.mark.parametrize(("rounds", "wanted"), [(2, 2), (4, 4), (9, 6)])
+def test_no_round_begins_past_the_time(rounds: int, wanted: int) -> None:
+    # The clock goes on by one whenever somebody looks.
+    now = iter(range(100))
+
+    assert list(turns(rounds, within_s=3, least=3, clock=lambda: next(now))) == list(range(wanted))
+
+
+def test_the_least_rounds_take_place_however_long_they_are() -> None:
+    now = iter(range(0, 10_000, 100))
+
+    assert list(turns(7, within_s=1, least=3, clock=lambda: next(now))) == [0, 1, 2]
