@@ -64,6 +64,11 @@ class AsyncClient:
         """Where the server is."""
         return self._session.url
 
+    @property
+    def kind(self) -> ServerKind | None:
+        """Whose server it is; None before it was asked."""
+        return self._session.kind
+
     async def close(self) -> None:
         """Close every connection. Idempotent."""
         if self._owned:

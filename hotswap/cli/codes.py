@@ -1,0 +1,40 @@
+"""Exit codes. A script that knows only the code knows what happened to the weights."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["ExitCode", "exit_code_of"]
+
+
+class ExitCode(IntEnum):
+    """How a command of ``hotswap`` ended."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NO_ANSWER = 3
+    NOT_WHOLE = 4
+    UNKNOWN = 5
+    STILL_PAUSED = 6
+    INTERRUPTED = 130
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The code for what a client raised; ValueError is a wrong argument."""
+    from hotswap.client import NoAnswer, NotReady, StillPaused, WeightsAfter, weights_after
+
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, ValueError):
+        return ExitCode.USAGE
+    if isinstance(error, NoAnswer | NotReady):
+        return ExitCode.NO_ANSWER
+    if isinstance(error, StillPaused):
+        return ExitCode.STILL_PAUSED
+    if getattr(error, "__notes__", None) and weights_after(error) is WeightsAfter.UNTOUCHED:
+        return ExitCode.STILL_PAUSED
+    return {
+        WeightsAfter.NOT_WHOLE: ExitCode.NOT_WHOLE,
+        WeightsAfter.UNKNOWN: ExitCode.UNKNOWN,
+    }.get(weights_after(error), ExitCode.FAILED)

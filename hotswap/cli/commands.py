@@ -1,0 +1,204 @@
+"""The commands as data: the parser, the completions and the documents' test read it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hotswap._version import __version__
+from hotswap.options import Option
+
+__all__ = ["COMMANDS", "CliCommand", "Flag", "parser_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag, or the argument of a command (a name without dashes).
+
+    Without ``metavar`` it is a switch. ``completes`` is ``directory``, ``command`` or
+    nothing; ``negative`` adds the ``--no-`` form.
+    """
+
+    name: str
+    help: str
+    metavar: str | None = None
+    type: type = str
+    default: object = None
+    choices: tuple[str, ...] = ()
+    completes: str = ""
+    negative: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CliCommand:
+    """One command of ``hotswap``; the flags of ``serve`` come from its settings."""
+
+    name: str
+    help: str
+    flags: tuple[Flag, ...] = ()
+
+
+_JSON = Flag(name="--json", help="one JSON object on stdout, for programs")
+_MODES = ("abort", "retract", "in_place", "wait")
+_SERVER = (
+    Flag(
+        name="--url",
+        metavar="URL",
+        help="where the server is; HOTSWAP_URL, else http://127.0.0.1:30000",
+    ),
+    Flag(
+        name="--server",
+        metavar="KIND",
+        choices=("auto", "hotswap", "sglang"),
+        default="auto",
+        help="whose server it is; auto asks it",
+    ),
+)
+_WITHIN = Flag(
+    name="--within-s",
+    metavar="S",
+    type=float,
+    default=600.0,
+    help="seconds for all of it, retries included",
+)
+
+COMMANDS: tuple[CliCommand, ...] = (
+    CliCommand(name="serve", help="serve a checkpoint over HTTP"),
+    CliCommand(
+        name="demo",
+        help="swap a real model's weights under load, and prove it",
+        flags=(
+            Flag(
+                name="--model",
+                metavar="DIR",
+                help="a checkpoint of your own",
+                completes="directory",
+            ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="update",
+        help="load a checkpoint directory into a running server",
+        flags=(
+            Flag(name="source", help="a directory that the server can read", completes="directory"),
+            *_SERVER,
+            Flag(name="--weight-version", metavar="LABEL", help="what to call the new weights"),
+            Flag(name="--token-step", metavar="N", type=int, help="the training step"),
+            Flag(
+                name="--pause-mode",
+                metavar="MODE",
+                choices=_MODES,
+                help="how requests in flight are met; retract, and abort on SGLang's servers",
+            ),
+            Flag(
+                name="--flush-cache",
+                default=True,
+                negative=True,
+                help="drop cached prefixes (the default)",
+            ),
+            Flag(
+                name="--fenced",
+                negative=True,
+                help="pause, flush, update and continue as four requests; the default on "
+                "SGLang's servers",
+            ),
+            _WITHIN,
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="state",
+        help="one look at a running server",
+        flags=(
+            *_SERVER,
+            Flag(name="--wait", metavar="S", type=float, help="until it is ready, S seconds long"),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="watch",
+        help="a live view of a running server",
+        flags=(
+            *_SERVER,
+            Flag(
+                name="--every-s",
+                metavar="S",
+                type=float,
+                default=1.0,
+                help="seconds between two looks",
+            ),
+            Flag(name="--times", metavar="N", type=int, help="end after N looks"),
+            _JSON,
+        ),
+    ),
+    CliCommand(name="plugins", help="list plug-ins, loaded and refused", flags=(_JSON,)),
+    CliCommand(
+        name="check",
+        help="say whether a directory is a loadable checkpoint, and why not",
+        flags=(
+            Flag(name="directory", help="the checkpoint", completes="directory"),
+            Flag(
+                name="--model",
+                metavar="DIR",
+                help="the checkpoint that is served; without it, whether it can be served itself",
+                completes="directory",
+            ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="completion",
+        help="print a completion script for a shell",
+        flags=(Flag(name="shell", choices=("bash", "zsh", "fish"), help="which shell"),),
+    ),
+)
+
+
+def parser_of(serve_options: Iterable[Option] | None) -> argparse.ArgumentParser:
+    """The parser; ``serve`` has its flags only when the plug-ins' are known."""
+    parser = argparse.ArgumentParser(
+        prog="hotswap",
+        description="Replace the weights of a live inference server without a restart.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hotswap {__version__}")
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        added = parsers.add_parser(command.name, help=command.help, allow_abbrev=False)
+        for flag in command.flags:
+            _add(added, flag)
+        if command.name == "serve" and serve_options is not None:
+            from hotswap.settings import add_flags
+
+            add_flags(added, serve_options)
+            add_serve_json(added)
+    return parser
+
+
+def add_serve_json(parser: argparse.ArgumentParser) -> None:
+    """``serve --json`` is ``serve --log-format json``: what a server prints is its log."""
+    parser.add_argument(
+        "--json",
+        dest="log_format",
+        action="store_const",
+        const="json",
+        help="the same as --log-format json",
+    )
+
+
+def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    if flag.metavar is None and flag.name.startswith("--"):
+        action = argparse.BooleanOptionalAction if flag.negative else "store_true"
+        default = flag.default if flag.negative else False
+        parser.add_argument(flag.name, action=action, default=default, help=flag.help)
+        return
+    argument = parser.add_argument(
+        flag.name,
+        type=flag.type,
+        default=flag.default,
+        choices=flag.choices or None,
+        help=flag.help,
+    )
+    argument.metavar = flag.metavar

@@ -1,0 +1,76 @@
+"""Which command was asked for, and what has to be done before any of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.commands import parser_of
+from hotswap.command_line import hide_keys, is_key_flag
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (``hotswap.cli.codes``)."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        hide_keys()
+    except OSError as error:
+        print(f"hotswap: {_unsafe_key(error)}", file=sys.stderr)
+        return ExitCode.USAGE
+    before = list(takewhile(lambda word: word.startswith("-"), arguments))
+    command = next(iter(arguments[len(before) :]), None)
+    if any(map(is_key_flag, before if command == "serve" else arguments)):
+        # argparse would repeat the key in its error.
+        print("hotswap: keys are flags of serve, wanted hotswap serve --api-key", file=sys.stderr)
+        return ExitCode.USAGE
+    if command == "serve":
+        from hotswap.cli.serve import run_serve
+
+        return run_serve(arguments)
+    parser = parser_of(None)
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return ExitCode.USAGE
+    try:
+        return _run_of(options.command)(options)
+    except BrokenPipeError:
+        # Who read it has gone (`| head`). The exit must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+
+
+def _unsafe_key(error: OSError) -> str:
+    return (
+        f"a key on the command line would stay readable to every user of this machine ({error}); "
+        "give it as HOTSWAP_API_KEY or HOTSWAP_ADMIN_API_KEY"
+    )
+
+
+def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
+    """What runs ``command``; imported only now, since most need few of hotswap's modules."""
+    from hotswap.cli.check import run_check
+    from hotswap.cli.completion import run_completion
+    from hotswap.cli.demo import run_demo
+    from hotswap.cli.plugins import run_plugins
+    from hotswap.cli.state import run_state
+    from hotswap.cli.update import run_update
+    from hotswap.cli.watch import run_watch
+
+    runs: Mapping[str, Callable[[argparse.Namespace], int]] = {
+        "check": run_check,
+        "completion": run_completion,
+        "demo": run_demo,
+        "plugins": run_plugins,
+        "state": run_state,
+        "update": run_update,
+        "watch": run_watch,
+    }
+    return runs[command]

@@ -1,0 +1,69 @@
+"""Exit codes say what happened to the weights, and errors are JSON where asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from hotswap import errors
+from hotswap.cli.codes import ExitCode, exit_code_of
+from hotswap.cli.output import console_of, fail
+from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, StillPaused
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UpdateRejected("x"), ExitCode.FAILED),
+        (errors.UpdateRolledBack("x"), ExitCode.FAILED),
+        (errors.InFlight("x"), ExitCode.FAILED),
+        (RequestRefused("x", status=401), ExitCode.FAILED),
+        (NoAnswer("x"), ExitCode.NO_ANSWER),
+        (NotReady("x"), ExitCode.NO_ANSWER),
+        (errors.UpdateFailed("x"), ExitCode.NOT_WHOLE),
+        (OutcomeUnknown("x"), ExitCode.UNKNOWN),
+        (StillPaused("x"), ExitCode.STILL_PAUSED),
+        (ValueError("no address"), ExitCode.USAGE),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    ],
+)
+def test_a_code_for_each(error: BaseException, code: ExitCode) -> None:
+    assert exit_code_of(error) is code
+
+
+def test_a_server_that_stays_paused_after_a_rejected_update() -> None:
+    error = errors.UpdateRejected("x")
+    error.add_note("http://server is still paused")
+    assert exit_code_of(error) is ExitCode.STILL_PAUSED
+
+
+def test_an_error_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.UpdateFailed("torn")
+    error.add_note("http://server is still paused")
+    assert fail("update", error, as_json=False) is ExitCode.NOT_WHOLE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "hotswap update: torn\nhotswap update: http://server is still paused\n"
+    assert fail("update", error, as_json=True) is ExitCode.NOT_WHOLE
+    assert json.loads(capsys.readouterr().out)["error"] == {
+        "class": "UpdateFailed",
+        "message": "torn; http://server is still paused",
+        "weights": "not_whole",
+        "retryable": False,
+        "exit_code": 4,
+    }
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_something_live_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert console_of(io.StringIO()) is None
+    assert console_of(Terminal()) is not None
+    monkeypatch.setenv("TERM", "dumb")
+    assert console_of(Terminal()) is None
