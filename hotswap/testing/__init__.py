@@ -11,16 +11,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hotswap.testing.checkpoints import make_checkpoint, make_labelled_checkpoint
+    from hotswap.testing.engine_tests import EngineFactory, EngineTests, LiveWeights
     from hotswap.testing.fakes import FakeEngine, FakeStrategy
     from hotswap.testing.module_engine import ModuleEngine
+    from hotswap.testing.pre_read_tests import Hidden, Hide, PreRead, PreReadTests
     from hotswap.testing.server import ServerProcess
     from hotswap.testing.strategy_tests import Publish, StrategyTests
     from hotswap.testing.suites import leave_out, override, run_suite
 
 __all__ = [
+    "EngineFactory",
+    "EngineTests",
     "FakeEngine",
     "FakeStrategy",
+    "Hidden",
+    "Hide",
+    "LiveWeights",
     "ModuleEngine",
+    "PreRead",
+    "PreReadTests",
     "Publish",
     "ServerProcess",
     "StrategyTests",
@@ -32,9 +41,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EngineFactory": "engine_tests",
+    "EngineTests": "engine_tests",
     "FakeEngine": "fakes",
     "FakeStrategy": "fakes",
+    "Hidden": "pre_read_tests",
+    "Hide": "pre_read_tests",
+    "LiveWeights": "engine_tests",
     "ModuleEngine": "module_engine",
+    "PreRead": "pre_read_tests",
+    "PreReadTests": "pre_read_tests",
     "Publish": "strategy_tests",
     "ServerProcess": "server",
     "StrategyTests": "strategy_tests",
