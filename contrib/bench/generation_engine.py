@@ -21,10 +21,10 @@ __all__ = ["near_best", "run"]
 
 WANTED_SPEEDUP = 1.2
 _BATCH = 8
-_TRIAL_TOKENS = 8
-_TOKENS = 16
+_TRIAL_TOKENS = 5
+_TOKENS = 12
 _TRIALS = 2
-_WITHIN_S = 90.0
+_WITHIN_S = 75.0
 _NEAR = 0.8
 _ATTENTIONS = ("sdpa", "paged|eager")
 _SIDE = "contrib.bench.generation_side"
