@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
 
-__all__ = ["Bytes", "Encoding", "apply", "encode", "encoding_named", "max_compressed_bytes"]
+__all__ = [
+    "Bytes",
+    "Encoding",
+    "apply",
+    "check_xor_size",
+    "encode",
+    "encoding_named",
+    "max_compressed_bytes",
+    "overwrites",
+]
 
 Bytes = NDArray[np.uint8]
 """A tensor's bytes, one-dimensional."""
@@ -26,6 +35,7 @@ _LEVEL = 1
 _POSITION_BYTES = 4
 _COUNT_BYTES = 4
 _MAX_POSITIONS = 2**32
+_UNSAID = (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR)
 
 
 class Encoding(StrEnum):
@@ -57,11 +67,56 @@ def apply(encoding: Encoding, blob: memoryview, tensor: Bytes, *, where: str) ->
     ``where`` names version and tensor in messages. Raises: DeltaDamaged, the tensor
     then as it was.
     """
-    payload = _decompress(blob, at_most=_max_payload(encoding, len(tensor)), where=where)
     if encoding is Encoding.XOR:
-        _apply_xor(payload, tensor, where)
+        _apply_xor(blob, tensor, where)
     else:
-        _apply_overwrite(payload, tensor, where)
+        positions, values = overwrites(blob, len(tensor), where=where)
+        tensor[positions] = values
+
+
+def overwrites(blob: memoryview, length: int, *, where: str) -> tuple[NDArray[np.uint32], Bytes]:
+    """Ascending byte positions of an overwrite blob, and the new bytes there.
+
+    Raises: DeltaDamaged, also for a position that a tensor of ``length`` bytes lacks.
+    """
+    payload = _decompress(blob, at_most=_max_payload(Encoding.OVERWRITE, length), where=where)
+    count = int.from_bytes(payload[:_COUNT_BYTES], "little")
+    wanted = _COUNT_BYTES + (_POSITION_BYTES + 1) * count
+    if len(payload) != wanted:
+        raise DeltaDamaged(
+            f"{where}: an overwrite delta of {len(payload)} bytes that says {count} positions, "
+            f"wanted {wanted} bytes for them; publish it again"
+        )
+    positions = np.frombuffer(payload, "<u4", count, _COUNT_BYTES)
+    values = np.frombuffer(payload, np.uint8, count, _COUNT_BYTES + _POSITION_BYTES * count)
+    if np.any(positions[1:] <= positions[:-1]):
+        raise DeltaDamaged(
+            f"{where}: positions of an overwrite delta are not ascending, or one is there "
+            "twice; publish it again"
+        )
+    if count and positions[-1] >= length:
+        raise DeltaDamaged(
+            f"{where}: an overwrite delta writes at byte {positions[-1]}, but the tensor has "
+            f"{length}; publish it again"
+        )
+    return positions, values
+
+
+def check_xor_size(blob: memoryview, length: int, *, where: str) -> None:
+    """Raises: DeltaDamaged when an xor blob says that it is not of ``length`` bytes.
+
+    One that says nothing passes.
+    """
+    try:
+        size = zstandard.get_frame_parameters(blob).content_size
+    except zstandard.ZstdError as error:
+        raise DeltaDamaged(
+            f"{where}: not one zstd frame of {length} bytes ({error}); publish it again"
+        ) from error
+    if size not in _UNSAID and size != length:
+        raise DeltaDamaged(
+            f"{where}: an xor delta of {size} bytes, but the tensor has {length}; publish it again"
+        )
 
 
 def encode(encoding: Encoding, old: Bytes, new: Bytes) -> bytes | None:
@@ -94,7 +149,7 @@ def _decompress(blob: memoryview, *, at_most: int, where: str) -> bytes:
     try:
         size = zstandard.get_frame_parameters(blob).content_size
         # The library takes memory for the size that a frame declares, whatever it may be.
-        if size not in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+        if size not in _UNSAID:
             _check_size(size, at_most, where)
         decompressor = zstandard.ZstdDecompressor()
         payload = decompressor.decompress(
@@ -116,36 +171,14 @@ def _check_size(size: int, at_most: int, where: str) -> None:
         )
 
 
-def _apply_xor(payload: bytes, tensor: Bytes, where: str) -> None:
+def _apply_xor(blob: memoryview, tensor: Bytes, where: str) -> None:
+    payload = _decompress(blob, at_most=len(tensor), where=where)
     if len(payload) != len(tensor):
         raise DeltaDamaged(
             f"{where}: an xor delta of {len(payload)} bytes, but the tensor has {len(tensor)}; "
             "publish it again"
         )
     np.bitwise_xor(tensor, np.frombuffer(payload, np.uint8), out=tensor)
-
-
-def _apply_overwrite(payload: bytes, tensor: Bytes, where: str) -> None:
-    count = int.from_bytes(payload[:_COUNT_BYTES], "little")
-    wanted = _COUNT_BYTES + (_POSITION_BYTES + 1) * count
-    if len(payload) != wanted:
-        raise DeltaDamaged(
-            f"{where}: an overwrite delta of {len(payload)} bytes that says {count} positions, "
-            f"wanted {wanted} bytes for them; publish it again"
-        )
-    positions = np.frombuffer(payload, "<u4", count, _COUNT_BYTES)
-    values = np.frombuffer(payload, np.uint8, count, _COUNT_BYTES + _POSITION_BYTES * count)
-    if np.any(positions[1:] <= positions[:-1]):
-        raise DeltaDamaged(
-            f"{where}: positions of an overwrite delta are not ascending, or one is there "
-            "twice; publish it again"
-        )
-    if count and positions[-1] >= len(tensor):
-        raise DeltaDamaged(
-            f"{where}: an overwrite delta writes at byte {positions[-1]}, but the tensor has "
-            f"{len(tensor)}; publish it again"
-        )
-    tensor[positions] = values
 
 
 def _overwrite_payload(old: Bytes, new: Bytes) -> memoryview | None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from hotswap.stream.disk import Disk
+from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import LocalDamaged
-from hotswap.stream.journal import JournalReader, Record
+from hotswap.stream.journal import CHUNK_BYTES, JournalReader, Record
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import Reserved, spelled_out, write_durably
 
-__all__ = ["finish"]
+__all__ = ["finish", "forget"]
+
+_BATCH = 4096  # records in memory: a terabyte has a million
 
 
 def finish(
@@ -58,21 +63,25 @@ def _place_files(paths: Reserved, journal: JournalReader, disk: Disk) -> None:
 def _write_records(
     paths: Reserved, journal: JournalReader, disk: Disk, pool: Executor, tally: Tally
 ) -> None:
-    records = list(journal.records())
+    numbers, total = set[int](), 0
+    for record in journal.records():
+        numbers.add(record.file)
+        total += record.span
     with ExitStack() as stack:
         fds = dict[int, int]()
-        for number in sorted({record.file for record in records}):
+        for number in sorted(numbers):
             fds[number] = _open(paths, journal.outcome.files[number], disk)
             stack.callback(disk.close, fds[number])
-        total = sum(record.span for record in records)
         with tally.phase("write", total_bytes=total):
-            run_all(
-                pool,
-                [
-                    (record.span, partial(_write, record, journal, fds, disk, tally))
-                    for record in records
-                ],
-            )
+            records = journal.records()
+            while batch := list(islice(records, _BATCH)):
+                run_all(
+                    pool,
+                    [
+                        (record.span, partial(_write, record, journal, fds, disk, tally))
+                        for record in batch
+                    ],
+                )
         with tally.phase("sync"):
             for fd in fds.values():
                 disk.sync(fd)
@@ -89,10 +98,20 @@ def _write(
     record: Record, journal: JournalReader, fds: Mapping[int, int], disk: Disk, tally: Tally
 ) -> None:
     fd = fds[record.file]
-    old = os.pread(fd, record.span, record.offset)
-    if len(old) != record.span:
+    span = _room()[: record.span]
+    if os.preadv(fd, [span.data], record.offset) != record.span:
         raise LocalDamaged(f"{journal.outcome.files[record.file]}: became shorter")
-    span = np.frombuffer(bytearray(old), np.uint8)
     journal.patch(record, span)
     disk.write(fd, record.offset, span.data)
     tally.through(written=record.span, done=record.span)
+
+
+def _room() -> Bytes:
+    """A buffer of this thread's own, kept: fresh memory costs more than what is done with it."""
+    room: Bytes | None = getattr(_own, "room", None)
+    if room is None:
+        room = _own.room = np.empty(CHUNK_BYTES, np.uint8)
+    return room
+
+
+_own = threading.local()

@@ -1,7 +1,8 @@
 """The steady state: what changes in a local checkpoint, verified and written as a journal.
 
-Rule: nothing of the checkpoint is written here. A tensor is read, changed and verified in
-memory; only spans that differ go into the journal, as absolute bytes.
+Rule: nothing of the checkpoint is written here. A tensor is read, changed and hashed a
+piece at a time; only words that differ go into the journal, as absolute bytes, and it
+counts only once every tensor has been verified.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
-from hotswap.stream.apply import Fold, blame, bytes_of, fold
+import numpy as np
+
+from hotswap.stream.apply import Fold, blame, bytes_of
 from hotswap.stream.blobs import Delta
-from hotswap.stream.checksums import OWN_CHECKSUM, checksum
-from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
+from hotswap.stream.errors import DeltaDamaged, LocalDamaged
 from hotswap.stream.journal import CHUNK_BYTES, JournalWriter
 from hotswap.stream.parallel import run_all
+from hotswap.stream.piecewise import piecewise
 from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredTensor, StoredTensors
 
@@ -59,28 +63,36 @@ def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple
 
 
 def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: InPlace) -> None:
-    length = tensor.span.length
-    buffer = bytearray(length)
-    _read(tensor, memoryview(buffer))
-    new = bytes_of(buffer)
-    digest = fold(new, deltas)
-    if digest is None:
-        _read(tensor, memoryview(buffer))
-        _check_old(tensor, memoryview(buffer), staging)
-        raise blame(new, deltas)
-    staging.digests[tensor.name] = digest
-    # The old bytes are read again, a piece at a time, rather than kept: they are cached.
-    old_buffer = bytearray(min(length, CHUNK_BYTES))
+    length, last = tensor.span.length, deltas[-1]
+    steps = [piecewise(delta, length) for delta in deltas]
+    published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
+    old_buffer, new_buffer = (bytes_of(bytearray(min(length, CHUNK_BYTES))) for _ in range(2))
     for at in range(0, length, CHUNK_BYTES):
         size = min(CHUNK_BYTES, length - at)
-        _read(tensor, memoryview(old_buffer)[:size], offset=at)
-        staging.journal.change(
-            file,
-            tensor.span.offset + at,
-            old=bytes_of(old_buffer)[:size],
-            new=new[at : at + size],
-        )
-    staging.tally.through(done=length)
+        old, new = old_buffer[:size], new_buffer[:size]
+        _read(tensor, old.data, offset=at)
+        np.copyto(new, old)
+        for step in steps:
+            step.apply(new)
+        published.update(new.data)
+        if last.checksum_format != OWN_CHECKSUM:
+            own.update(new.data)
+        staging.journal.change(file, tensor.span.offset + at, old=old, new=new)
+        staging.tally.through(done=size)
+    for step in steps:
+        step.finish()
+    if published.hexdigest() != last.checksum:
+        raise _why_wrong(tensor, deltas, staging)
+    same = last.checksum_format == OWN_CHECKSUM
+    staging.digests[tensor.name] = (published if same else own).hexdigest()
+
+
+def _why_wrong(tensor: StoredTensor, deltas: Sequence[Delta], staging: InPlace) -> DeltaDamaged:
+    """The version that is damaged. Raises: LocalDamaged when it is the copy."""
+    buffer = bytearray(tensor.span.length)
+    _read(tensor, memoryview(buffer))
+    _check_old(tensor, memoryview(buffer), staging)
+    return blame(bytes_of(buffer), deltas)
 
 
 def _read(tensor: StoredTensor, out: memoryview, *, offset: int = 0) -> None:

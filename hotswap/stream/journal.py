@@ -32,7 +32,7 @@ from hotswap.stream.state import State
 
 __all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record"]
 
-CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 2**20
 """The longest span of a record."""
 
 _MAGIC = b"hotswap-journal1"

@@ -48,7 +48,7 @@ class LocalCheckpoint:
 
     def __init__(self, directory: Path, *, disk: Disk, pool: Executor, tally: Tally) -> None:
         self.directory = directory
-        self.paths = Reserved(directory)
+        self.paths: Reserved = Reserved(directory)
         self.disk = disk
         self.pool = pool
         self.tally = tally

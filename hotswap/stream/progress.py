@@ -33,8 +33,8 @@ class Tally:
         self._lock = threading.Lock()
         self._phase, self._done, self._total = "", 0, 0
         self._logged = 0.0
-        self.read_bytes = 0
-        self.written_bytes = 0
+        self.read_bytes: int = 0
+        self.written_bytes: int = 0
         self.seconds: dict[str, float] = {}
 
     def __repr__(self) -> str:

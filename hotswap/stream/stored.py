@@ -71,12 +71,12 @@ class StoredTensors:
             layout = find_layout(folder)
             _check_layout(folder, layout)
             self.files: Mapping[str, StoredFile] = {}
-            self.digest = self._open(folder, layout, timed)
+            self.digest: str = self._open(folder, layout, timed)
             self.tensors: Mapping[str, StoredTensor] = _placed(folder, layout, self.files)
         except BaseException:
             self._stack.close()
             raise
-        self.indexed = layout.file_of is not None
+        self.indexed: bool = layout.file_of is not None
 
     @classmethod
     def at(cls, directory: Path, *, allowed: Allowed | None = None, timed: bool = False) -> Self:

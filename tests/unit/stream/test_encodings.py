@@ -65,30 +65,30 @@ def test_bytes_that_are_no_blob_are_refused_or_change_the_tensor_alone(
         assert len(tensor) == length
 
 
-@pytest.mark.parametrize(
-    ("encoding", "blob"),
-    [
-        ("xor", compressed(b"123")),
-        ("xor", compressed(b"12345")),
-        ("xor", compressed(b"")),
-        ("xor", compressed(b"1234", write_content_size=False)[:-1]),
-        ("xor", compressed(b"12345", write_content_size=False)),
-        ("xor", memoryview(b"")),
-        ("xor", memoryview(b"no zstd frame")),
-        ("xor", memoryview(bytes(compressed(b"1234")) + b"tail")),
-        ("xor", memoryview(bytes(compressed(b"1234")) * 2)),
-        ("overwrite", compressed(b"")),
-        ("overwrite", compressed(b"\0\0")),
-        ("overwrite", overwrite(1, [], b"")),
-        ("overwrite", overwrite(2**32 - 1, [0], b"a")),
-        ("overwrite", overwrite(1, [4], b"a")),
-        ("overwrite", overwrite(1, [2**32 - 1], b"a")),
-        ("overwrite", overwrite(2, [1, 1], b"ab")),
-        ("overwrite", overwrite(2, [2, 1], b"ab")),
-        ("overwrite", overwrite(1, [0], b"ab")),
-        ("overwrite", overwrite(5, [0, 1, 2, 3, 4], b"abcde")),
-    ],
-)
+DAMAGED = [
+    ("xor", compressed(b"123")),
+    ("xor", compressed(b"12345")),
+    ("xor", compressed(b"")),
+    ("xor", compressed(b"1234", write_content_size=False)[:-1]),
+    ("xor", compressed(b"12345", write_content_size=False)),
+    ("xor", memoryview(b"")),
+    ("xor", memoryview(b"no zstd frame")),
+    ("xor", memoryview(bytes(compressed(b"1234")) + b"tail")),
+    ("xor", memoryview(bytes(compressed(b"1234")) * 2)),
+    ("overwrite", compressed(b"")),
+    ("overwrite", compressed(b"\0\0")),
+    ("overwrite", overwrite(1, [], b"")),
+    ("overwrite", overwrite(2**32 - 1, [0], b"a")),
+    ("overwrite", overwrite(1, [4], b"a")),
+    ("overwrite", overwrite(1, [2**32 - 1], b"a")),
+    ("overwrite", overwrite(2, [1, 1], b"ab")),
+    ("overwrite", overwrite(2, [2, 1], b"ab")),
+    ("overwrite", overwrite(1, [0], b"ab")),
+    ("overwrite", overwrite(5, [0, 1, 2, 3, 4], b"abcde")),
+]
+
+
+@pytest.mark.parametrize(("encoding", "blob"), DAMAGED)
 def test_a_damaged_blob_changes_nothing(encoding: str, blob: memoryview) -> None:
     tensor = np.frombuffer(bytearray(b"abcd"), np.uint8)
     with pytest.raises(DeltaDamaged, match="version 3, tensor 'w': "):

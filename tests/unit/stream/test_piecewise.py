@@ -1,0 +1,88 @@
+"""A delta applied a piece at a time gives what it gives at once, and refuses the same blobs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from functools import partial
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotswap.stream import DeltaDamaged
+from hotswap.stream.blobs import Delta
+from hotswap.stream.encodings import Bytes, Encoding, encode
+from hotswap.stream.piecewise import piecewise
+from tests.unit.stream.streams import refusal_of
+from tests.unit.stream.test_encodings import DAMAGED, pairs
+
+
+def delta(encoding: str, blob: memoryview) -> Delta:
+    return Delta(
+        version=3,
+        name="w",
+        encoding=Encoding(encoding),
+        blob=blob,
+        checksum_format="xxh3-128",
+        checksum="",
+    )
+
+
+def applied(of: Delta, old: Bytes, size: int) -> Bytes:
+    tensor = old.copy()
+    steps = piecewise(of, len(tensor))
+    for at in range(0, len(tensor), size):
+        steps.apply(tensor[at : at + size])
+    steps.finish()
+    return tensor
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs(), st.sampled_from(Encoding), st.integers(1, 400))
+def test_pieces_of_any_size(pair: tuple[Bytes, Bytes], encoding: Encoding, size: int) -> None:
+    old, new = pair
+    blob = encode(encoding, old, new)
+    if blob is not None:
+        assert applied(delta(encoding, memoryview(blob)), old, size).tobytes() == new.tobytes()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(max_size=80), st.sampled_from(Encoding), st.integers(0, 20))
+def test_any_bytes_are_applied_or_refused(blob: bytes, encoding: Encoding, length: int) -> None:
+    framed = zstandard.ZstdCompressor().compress(blob)
+    for content in (blob, framed, framed + blob):
+        of, old = delta(encoding, memoryview(content)), np.zeros(length, np.uint8)
+        error = refusal_of(partial(applied, of, old, 7))
+        assert error is None or str(error).startswith("version 3, tensor 'w': ")
+
+
+@pytest.mark.parametrize(("encoding", "blob"), DAMAGED)
+def test_a_damaged_blob_is_refused(encoding: str, blob: memoryview) -> None:
+    with pytest.raises(DeltaDamaged, match="version 3, tensor 'w': "):
+        applied(delta(encoding, blob), np.frombuffer(b"abcd", np.uint8), 3)
+
+
+def test_a_blob_that_ends_early_or_is_cut() -> None:
+    payload = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8).tobytes()
+    for sized in (True, False):
+        whole = zstandard.ZstdCompressor(write_content_size=sized).compress(payload)
+        for cut in (1, 1000, 150_000):
+            with pytest.raises(DeltaDamaged, match="ends early"):
+                applied(delta("xor", memoryview(whole[:-cut])), np.zeros(200_000, np.uint8), 4096)
+
+
+def test_memory_does_not_grow_with_the_tensor() -> None:
+    length = 64 * 2**20
+    blob = zstandard.ZstdCompressor(level=1).compress(bytes(length))
+    piece = np.zeros(2**20, np.uint8)
+    tracemalloc.start()
+    try:
+        steps = piecewise(delta("xor", memoryview(blob)), length)
+        for _ in range(length // len(piece)):
+            steps.apply(piece)
+        steps.finish()
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
