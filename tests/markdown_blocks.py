@@ -75,5 +75,9 @@ def blocks_of(document: Path) -> list[Block]:
 
 
 def executed(page: Path) -> list[Block]:
-    """What a test does something for: the blocks that are written, served or run."""
-    return [block for block in blocks_of(page) if block.directive in ("run", "file", "serve")]
+    """What a test does something for: the blocks that are written, served or run.
+
+    The files of a page that runs nothing belong to the test that its ``tested`` blocks name.
+    """
+    blocks = [block for block in blocks_of(page) if block.directive in ("run", "file", "serve")]
+    return blocks if any(block.directive == "run" for block in blocks) else []

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["Watch", "watching"]
 
 _OPENING = frozenset({"open", "socket.__new__", "socket.connect", "subprocess.Popen"})
-_BLOCKING = frozenset({"open", "time.sleep", "socket.getaddrinfo"})
+_BLOCKING = frozenset({"open", "socket.getaddrinfo"})
 _OF_IMPORTS = (".py", ".pyc", ".so")
 
 _watches: list[Watch] = []

@@ -98,7 +98,7 @@ class PreReadTests(Suite, suite=True):
         raise AssertionError(f"{self.missing_source!r} was passed")
 
     def test_it_does_not_block_the_event_loop(self, pre_read: PreRead, hide: Hide) -> None:
-        """No file is opened and nobody sleeps there: requests are served meanwhile."""
+        """No file is opened there: requests are served meanwhile."""
         self.run(self._call, pre_read, hide().source)
         source = hide().source
 

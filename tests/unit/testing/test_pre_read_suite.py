@@ -1,0 +1,235 @@
+"""The suite of pre-read hooks passes a correct one, and finds each fault by its name.
+
+The hook here waits for a marker that a shared filesystem shows late: it renames
+``source.hidden`` to ``source``.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hotswap.testing import Hidden, Hide, PreRead, PreReadTests, run_suite
+
+_NUMBERS = itertools.count()
+
+
+def hider(folder: Path) -> Hide:
+    def hide() -> Hidden:
+        source = folder / f"source-{next(_NUMBERS)}"
+        source.with_suffix(".hidden").write_text("weights")
+        return Hidden(source=str(source), is_readable=source.exists)
+
+    return hide
+
+
+def show(source: str) -> None:
+    path = Path(source)
+    if not path.exists():
+        with path.with_suffix(".hidden").open():
+            path.with_suffix(".hidden").rename(path)
+
+
+async def on_thread(work: Callable[[str], object], source: str) -> None:
+    await anyio.to_thread.run_sync(work, source)
+
+
+async def hotswap_pre_read(source: str, version: str | None) -> None:
+    await on_thread(show, source)
+
+
+class TestRename(PreReadTests):
+    @pytest.fixture
+    def pre_read(self) -> PreRead:
+        return hotswap_pre_read
+
+    @pytest.fixture
+    def hide(self, tmp_path: Path) -> Hide:
+        return hider(tmp_path)
+
+
+class Small(PreReadTests):
+    settle_s = 0.2
+
+
+def extra_argument() -> PreRead:
+    async def pre_read(source: str, attempts: int = 3) -> None:
+        await on_thread(show, source)
+
+    return pre_read
+
+
+def by_version() -> PreRead:
+    shown: dict[str | None, str] = {}
+
+    async def pre_read(source: str, version: str | None) -> None:
+        await on_thread(os.listdir, str(Path(source).parent))
+        await on_thread(show, shown.get(version, source))
+        shown.setdefault(version, source)
+
+    return pre_read
+
+
+def the_newest() -> PreRead:
+    newest: list[str] = []
+
+    async def pre_read(source: str) -> None:
+        newest[:] = [source]
+        await anyio.lowlevel.checkpoint()
+        await on_thread(show, newest[0])
+
+    return pre_read
+
+
+def once() -> PreRead:
+    async def pre_read(source: str) -> None:
+        def work(path: str) -> None:
+            with open(path + ".hidden"):
+                os.rename(path + ".hidden", path)
+
+        await on_thread(work, source)
+
+    return pre_read
+
+
+def with_version() -> PreRead:
+    async def pre_read(source: str, version: str) -> None:
+        int(version)
+        await on_thread(show, source)
+
+    return pre_read
+
+
+def forgiving() -> PreRead:
+    def work(source: str) -> None:
+        if Path(source).with_suffix(".hidden").exists():
+            show(source)
+
+    async def pre_read(source: str) -> None:
+        await on_thread(work, source)
+
+    return pre_read
+
+
+def blocking() -> PreRead:
+    async def pre_read(source: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        show(source)
+
+    return pre_read
+
+
+def leaking(*, when: str) -> Callable[[], PreRead]:
+    """A hook that keeps a descriptor of its own when it ends in one way."""
+
+    def make() -> PreRead:
+        async def pre_read(source: str) -> None:
+            reading, writing = os.pipe()
+            end = "well"
+            try:
+                await on_thread(show, source)
+            except Exception:
+                end = "failed"
+                raise
+            except BaseException:
+                end = "cancelled"
+                raise
+            finally:
+                os.close(writing)
+                if end != when:
+                    os.close(reading)
+
+        return pre_read
+
+    return make
+
+
+def thread_behind() -> PreRead:
+    async def pre_read(source: str) -> None:
+        await on_thread(show, source)
+        threading.Thread(target=threading.Event().wait, args=(1.0,), name="behind").start()
+
+    return pre_read
+
+
+def swallowing() -> PreRead:
+    async def pre_read(source: str) -> None:
+        try:
+            await on_thread(show, source)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+
+    return pre_read
+
+
+def silent() -> PreRead:
+    def work(source: str) -> None:
+        try:
+            show(source)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return
+
+    async def pre_read(source: str) -> None:
+        await on_thread(work, source)
+
+    return pre_read
+
+
+BROKEN: dict[str, tuple[Callable[[], PreRead], str]] = {
+    "it takes what the hook does not have": (
+        extra_argument,
+        "test_it_is_written_as_async_def",
+    ),
+    "sources are remembered by their version": (by_version, "test_each_source_is_made_readable"),
+    "two calls share one source": (the_newest, "test_two_updates_at_once_do_not_meet"),
+    "a second call fails": (once, "test_it_may_be_called_again"),
+    "a version is wanted": (with_version, "test_an_update_need_not_have_a_version"),
+    "what is not there passes": (forgiving, "test_a_source_that_is_not_there_is_an_error"),
+    "a file is opened on the event loop": (blocking, "test_it_does_not_block_the_event_loop"),
+    "a descriptor is kept": (leaking(when="well"), "test_it_gives_every_handle_back"),
+    "a thread is kept": (thread_behind, "test_it_gives_every_handle_back"),
+    "a descriptor is kept by a cancelled call": (
+        leaking(when="cancelled"),
+        "test_a_cancelled_call_ends_and_leaves_nothing",
+    ),
+    "a cancellation is swallowed": (swallowing, "test_a_cancellation_is_not_swallowed"),
+    "a descriptor is kept after a failure": (
+        leaking(when="failed"),
+        "test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing",
+    ),
+    "a file that does not open is passed over": (
+        silent,
+        "test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_hook_fails_the_test_that_names_its_fault(what: str, tmp_path: Path) -> None:
+    make, test = BROKEN[what]
+    outcomes = run_suite(Small, {"pre_read": make, "hide": lambda: hider(tmp_path)})
+    failed = [name for name, error in outcomes.items() if error is not None]
+    assert failed == [test]
+
+
+def test_a_hook_that_returns_too_early_is_found(tmp_path: Path) -> None:
+    """It fails whatever looks at the source, and the test of its name before all."""
+
+    async def pre_read(source: str) -> None:
+        await on_thread(os.stat, source + ".hidden")
+
+    outcomes = run_suite(Small, {"pre_read": lambda: pre_read, "hide": lambda: hider(tmp_path)})
+    assert outcomes["test_the_source_is_readable_afterwards"] is not None
+    assert outcomes["test_it_gives_every_handle_back"] is None
+
+
+def test_every_test_of_the_suite_has_a_broken_hook() -> None:
+    named = {test for _, test in BROKEN.values()}
+    assert named | {"test_the_source_is_readable_afterwards"} == set(PreReadTests.tests)
