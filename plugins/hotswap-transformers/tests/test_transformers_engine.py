@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import hotswap_transformers
 import pytest
 import torch
 from hotswap_transformers import TransformersEngine
@@ -433,3 +434,32 @@ def test_dtypes_are_the_checkpoints_or_as_asked(drive: Any) -> None:
         TransformersEngine.from_directory(half, device="cpu", dtype="int4")
     for engine in (own, asked):
         engine.close()
+
+
+async def test_without_a_tokenizer_only_token_ids_are_served(drive: Any) -> None:
+    directory = drive.checkpoint(1, tokenizer=False)
+    async with TransformersEngine.from_directory(
+        directory, device="cpu", max_total_tokens=256
+    ) as engine:
+        assert engine.describe()["has_tokenizer"] is False
+        with pytest.raises(ValueError, match=r"no tokenizer\.json; send input_ids"):
+            engine.encode("a")
+        with pytest.raises(ValueError, match="use stop_token_ids"):
+            drive.submit(engine, [1], stop=("a",))
+        assert len((await drive.generate(engine, [[1]], max_new_tokens=2))[0]) == 2
+
+
+async def test_parts_show_themselves_in_a_line(drive: Any) -> None:
+    async with drive.running() as engine:
+        await drive.generate(engine, [LONG], max_new_tokens=2)
+        assert repr(engine._batching) == "<Batching 0 requests 2 cached blocks>"
+        assert repr(engine._intake) == "<Intake of <EngineLoop alive>>"
+        assert repr(engine._steps) == (
+            "<BatchSteps <BatchScheduler 0 running 0 waiting <Gate open>>>"
+        )
+
+
+def test_the_module_brings_the_engine_on_first_use() -> None:
+    assert hotswap_transformers.TransformersEngine is TransformersEngine
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        _ = hotswap_transformers.Other
