@@ -1,7 +1,6 @@
 """A server with a plug-in that brings everything that one can, and one that is refused."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +8,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from hotswap.testing.checkpoints import make_checkpoint
-from hotswap.testing.server import ServerProcess
+from hotswap.cli import main
+from hotswap.testing.fixtures import (
+    MakeCheckpoint,
+    StartServer,
+    hotswap_server,
+    tiny_checkpoint,
+)
+
+__all__ = ["hotswap_server", "tiny_checkpoint"]
 
 pytestmark = pytest.mark.process
 
@@ -109,34 +115,28 @@ def install(site: Path, dist: str, code: str) -> None:
     (folder / "entry_points.txt").write_text(f"[hotswap]\nit = {module}\n")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "site"
+    folder.mkdir()
     install(folder, "hotswap-toy", EVERYTHING)
     install(folder, "hotswap-greedy", REFUSED)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    model = make_checkpoint(tmp_path_factory.mktemp("model") / "a", seed=1)
-    environ = {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(site),
-        "HOTSWAP_TOY_LEVEL": "7",
-    }
-    with ServerProcess(model, "--engine", "toy", environ=environ) as running:
-        yield running
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for module in ("hotswap_toy", "hotswap_greedy"):
+        sys.modules.pop(module, None)
 
 
 def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks(
-    server: ServerProcess, tmp_path: Path
+    site: Path, hotswap_server: StartServer, tiny_checkpoint: MakeCheckpoint
 ) -> None:
-    b = make_checkpoint(tmp_path / "b", seed=2)
+    a, b = tiny_checkpoint(seed=1), tiny_checkpoint(seed=2)
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site), "HOTSWAP_TOY_LEVEL": "7"}
+    server = hotswap_server(a, "--engine", "toy", environ=environ)
     with server.client() as client:
         before = client.get("/toy/levels").json()
         assert before["engine"]["toy-level"] == before["strategy"]["toy-level"] == 7
-        assert before["engine"]["model"].endswith("/a")
+        assert before["engine"]["model"] == str(a)
         assert not [name for name in before["engine"] if "key" in name]
         prompt = {"text": "hello", "sampling_params": {"max_new_tokens": 4}}
         first = client.post("/generate", json=prompt).json()
@@ -150,36 +150,24 @@ def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks
         assert second["meta_info"]["weight_version"] == "2"
         assert second["output_ids"] != first["output_ids"]
         after = client.get("/toy/levels").json()
-        assert after["read"] == [["b", "2"]]
+        assert after["read"] == [[b.name, "2"]]
         assert after["changes"] > before.get("changes", 0)
         shown = client.get("/metrics").text
         assert "toy_opened_total 1.0" in shown
         assert "/toy/levels" in client.get("/openapi.json").json()["paths"]
 
-
-def test_a_strategy_that_is_not_installed_is_named_with_its_dist(server: ServerProcess) -> None:
-    with server.client() as client:
-        reply = client.post(
-            "/update_weights_from_disk", json={"model_path": "/x", "strategy": "rsync"}
-        )
-    assert reply.status_code == 400
-    assert "pip install hotswap-rsync" in reply.text
-
-
-def test_the_refused_one_is_in_the_log_and_in_the_list(server: ServerProcess, site: Path) -> None:
+        update = {"model_path": "/x", "strategy": "rsync"}
+        missing = client.post("/update_weights_from_disk", json=update)
+        assert missing.status_code == 400
+        assert "pip install hotswap-rsync" in missing.text
+        assert client.get("/health").json()["status"] == "ok"
     reason = "hotswap-greedy 1.0 (hotswap_greedy): route '/health' belongs to hotswap itself"
     assert f"plug-in refused: {reason}" in server.log
-    with server.client() as client:
-        assert client.get("/health").json()["status"] == "ok"
-    listed = subprocess.run(
-        [sys.executable, "-m", "hotswap", "plugins", "--json"],
-        env={"PYTHONPATH": str(site), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    shown = json.loads(listed.stdout)
+
+
+def test_both_are_listed(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
     assert [refused["name"] for refused in shown["refused"]] == ["hotswap-greedy"]
     [toy] = [plugin for plugin in shown["plugins"] if plugin["name"] == "hotswap-toy"]
     assert toy["engines"] == toy["strategies"] == ["toy"]
