@@ -28,6 +28,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
 
 
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """``type`` text is the only one there is."""
+
+    type: str = "text"
+
+
 class GeneratingBody(msgspec.Struct, frozen=True, kw_only=True):
     """What both routes take. From ``top_k`` on it is not OpenAI's own, but its servers' habit."""
 
@@ -42,6 +48,7 @@ class GeneratingBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] = ""
     logit_bias: dict[str, float] = {}
+    response_format: ResponseFormat = ResponseFormat()
     top_k: Annotated[int, Meta(ge=-1)] = -1
     min_p: Share = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
@@ -54,6 +61,11 @@ class GeneratingBody(msgspec.Struct, frozen=True, kw_only=True):
         """Raises: ParameterRefused for a field that would change the reply."""
         if self.logit_bias:
             raise ParameterRefused("logit_bias", "logit_bias is not supported; leave it out")
+        if self.response_format.type != "text":
+            raise ParameterRefused(
+                "response_format",
+                f"response_format is {self.response_format.type}, and only text is supported",
+            )
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         """As the engine takes them. Raises: RequestInvalid."""
@@ -117,12 +129,6 @@ class CompletionBody(GeneratingBody, frozen=True, kw_only=True):
             )
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """``type`` text is the only one there is."""
-
-    type: str = "text"
-
-
 class ChatBody(GeneratingBody, frozen=True, kw_only=True):
     """``/v1/chat/completions``. A template comes with the model, never with a request."""
 
@@ -133,7 +139,6 @@ class ChatBody(GeneratingBody, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=_MAX_TOP)] = 0
     tools: list[dict[str, object]] | None = None
     tool_choice: str | dict[str, object] = "auto"
-    response_format: ResponseFormat = ResponseFormat()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -154,11 +159,6 @@ class ChatBody(GeneratingBody, frozen=True, kw_only=True):
         if self.chat_template is not None:
             raise ParameterRefused(
                 "chat_template", "a template of a request is never run; leave chat_template out"
-            )
-        if self.response_format.type != "text":
-            raise ParameterRefused(
-                "response_format",
-                f"response_format is {self.response_format.type}, and only text is supported",
             )
         if self.tool_choice not in ("auto", "none"):
             raise ParameterRefused(

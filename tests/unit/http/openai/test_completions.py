@@ -145,6 +145,11 @@ async def test_the_defaults_are_openais(serving: Any) -> None:
         ({"prompt": "a", "best_of": 2}, "best_of", "leave best_of out"),
         ({"prompt": "a", "suffix": "x"}, "suffix", "not supported"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        (
+            {"prompt": "a", "response_format": {"type": "json_object"}},
+            "response_format",
+            "only text",
+        ),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "<= 20"),
         ({"prompt": "a", "stop": [str(at) for at in range(65)]}, None, "at most 64"),
