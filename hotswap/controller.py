@@ -86,20 +86,20 @@ class Controller:
         bounds the wait for other commands and for writes, ``hold_s`` that of requests."""
         self._engine = engine
         self._changed_hooks = tuple(changed)
-        self.queue = CommandQueue(wait_s=queue_wait_s)
+        self.queue: CommandQueue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
         self._update_observers: list[Callable[[UpdateNews], None]] = []
         self._update_numbers = itertools.count(1)
         self._updates: dict[anyio.CancelScope, tuple[Attempt, anyio.Event]] = {}
         self._started = False
         self._closing = False
-        self.machine = Machine(facts)
-        self.counters = Counters()
-        self.admission = Admission(
+        self.machine: Machine = Machine(facts)
+        self.counters: Counters = Counters()
+        self.admission: Admission = Admission(
             self.machine, while_paused=WhilePaused(while_paused), hold_s=hold_s
         )
         self.machine.observe(self._on_change)
-        self.writes = WriteWindow(wait_s=queue_wait_s)
+        self.writes: WriteWindow = WriteWindow(wait_s=queue_wait_s)
         self._stopped = StoppedWork(
             engine,
             machine=self.machine,

@@ -23,8 +23,8 @@ class Drain:
     """A pause on its way. Event-loop thread only."""
 
     def __init__(self, mode: PauseMode) -> None:
-        self.mode = mode
-        self.num_aborted = 0
+        self.mode: PauseMode = mode
+        self.num_aborted: int = 0
         self._waiting = 0
         self._overtaken_by: str | None = None
         self._given_up = False

@@ -68,7 +68,7 @@ class RolloutModel:
     """
 
     def __init__(self, config: RolloutModelConfig) -> None:
-        self.config = config.initialize()
+        self.config: RolloutModelConfig = config.initialize()
         self._loaded: LoadedModel = load_model(
             Path(config.model_name_or_path), dtype=config.dtype, device=config.device
         )

@@ -25,7 +25,7 @@ class StreamedText:
         self._context: list[int] = []
         self._held: list[int] = []
         self._context_text = ""
-        self.text = ""
+        self.text: str = ""
 
     def __repr__(self) -> str:
         return f"<StreamedText {len(self.text)} characters, {len(self._held)} tokens held>"
@@ -54,7 +54,7 @@ class StopFilter:
         self._partials = [_Partial(stop) for stop in stops]
         self._position = 0
         self._is_over = False
-        self.length = 0
+        self.length: int = 0
 
     def __repr__(self) -> str:
         return f"<StopFilter {self.length} of {self._position} characters>"

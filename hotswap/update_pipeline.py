@@ -69,7 +69,7 @@ class UpdatePipeline:
         self._staging = OneAtATime(wait_s=queue.wait_s)
         self._reserve = Reserve(len(engine.manifest().tensors))
         self._stopping: PauseMode | None = None
-        self.stamp = stamp
+        self.stamp: WeightStamp = stamp
         self.last_report: UpdateReport | None = None
 
     def __repr__(self) -> str:

@@ -68,7 +68,7 @@ class Session:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"the address is {url!r}, wanted one like http://127.0.0.1:30000")
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         self.kind = kind
         self.clock = clock
         self.fences: list[str | None] = []

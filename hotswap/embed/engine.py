@@ -49,7 +49,7 @@ class GatedEngine:
         refuse_frozen(target.module)
         self.target = target
         self.gate = gate
-        self.stamp = stamp or WeightStamp()
+        self.stamp: WeightStamp = stamp or WeightStamp()
         self._flush = flush
         # Two worker threads must not write, or read what the other one writes.
         self._weights = threading.Lock()

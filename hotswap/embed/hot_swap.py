@@ -59,9 +59,9 @@ class HotSwap:
         if strategies is None:
             values = option_values(plugins.options) | told.option_values
             strategies = resolve_strategies(plugins, values)
-        self.gate = ForwardGate()
-        self.engine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
-        self.controller = Controller(
+        self.gate: ForwardGate = ForwardGate()
+        self.engine: GatedEngine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
+        self.controller: Controller = Controller(
             self.engine,
             strategies=strategies,
             pre_read=plugins.pre_read,

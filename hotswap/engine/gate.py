@@ -44,7 +44,7 @@ class Gate:
     """Engine thread only, ``state`` excepted."""
 
     def __init__(self) -> None:
-        self.state = GateState.OPEN
+        self.state: GateState = GateState.OPEN
         self._draining: list[PauseTicket] = []
         self._closed_by: PauseTicket | None = None
 

@@ -42,7 +42,7 @@ class KvCache:
     def __init__(self, shape: KvShape) -> None:
         self._shape = shape
         self._buffer = shape.allocate(0)
-        self.length = 0
+        self.length: int = 0
 
     def __repr__(self) -> str:
         return f"<KvCache {self.length} of {self.capacity} tokens>"

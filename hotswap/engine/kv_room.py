@@ -23,8 +23,8 @@ class KvRoom:
 
     def __init__(self, total_tokens: int) -> None:
         """Raises: ValueError for less than one block."""
-        self.total = total_tokens // KvCache.BLOCK * KvCache.BLOCK
-        self.used = 0
+        self.total: int = total_tokens // KvCache.BLOCK * KvCache.BLOCK
+        self.used: int = 0
         if not self.total:
             raise ValueError(
                 f"there is room for the keys and values of {total_tokens} tokens, wanted at "

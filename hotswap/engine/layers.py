@@ -19,7 +19,7 @@ class RmsNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.weight = empty_parameter(size, dtype=dtype, device=device)
+        self.weight: nn.Parameter = empty_parameter(size, dtype=dtype, device=device)
         self._eps = eps
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -36,21 +36,22 @@ class Attention(nn.Module):
         super().__init__()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
         self._head_dim = config.head_dim
-        self.qkv_proj = Linear(
+        self.qkv_proj: Linear = Linear(
             config.hidden_size,
             (self._heads + 2 * self._kv_heads) * config.head_dim,
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
-        self.o_proj = Linear(
+        self.o_proj: Linear = Linear(
             self._heads * config.head_dim,
             config.hidden_size,
             bias=config.o_bias,
             dtype=dtype,
             device=device,
         )
-        self.q_norm = self.k_norm = None
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
         if config.qk_norm:
             eps = config.rms_norm_eps
             self.q_norm = RmsNorm(config.head_dim, eps, dtype=dtype, device=device)
@@ -73,10 +74,12 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         inner, bias = config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = Linear(
+        self.gate_up_proj: Linear = Linear(
             config.hidden_size, 2 * inner, bias=bias, dtype=dtype, device=device
         )
-        self.down_proj = Linear(inner, config.hidden_size, bias=bias, dtype=dtype, device=device)
+        self.down_proj: Linear = Linear(
+            inner, config.hidden_size, bias=bias, dtype=dtype, device=device
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[tokens x hidden]`` to the same."""
@@ -93,11 +96,11 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.number = layer
-        self.self_attn = Attention(config, dtype=dtype, device=device)
-        self.mlp = Mlp(config, dtype=dtype, device=device)
+        self.self_attn: Attention = Attention(config, dtype=dtype, device=device)
+        self.mlp: Mlp = Mlp(config, dtype=dtype, device=device)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RmsNorm(size, eps, dtype=dtype, device=device)
-        self.post_attention_layernorm = RmsNorm(size, eps, dtype=dtype, device=device)
+        self.input_layernorm: RmsNorm = RmsNorm(size, eps, dtype=dtype, device=device)
+        self.post_attention_layernorm: RmsNorm = RmsNorm(size, eps, dtype=dtype, device=device)
 
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: TextAttention

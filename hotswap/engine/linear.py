@@ -36,8 +36,10 @@ class Linear(nn.Module):
         self, columns: int, rows: int, *, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.weight = empty_parameter(rows, columns, dtype=dtype, device=device)
-        self.bias = empty_parameter(rows, dtype=dtype, device=device) if bias else None
+        self.weight: nn.Parameter = empty_parameter(rows, columns, dtype=dtype, device=device)
+        self.bias: nn.Parameter | None = (
+            empty_parameter(rows, dtype=dtype, device=device) if bias else None
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[tokens x columns]`` to ``[tokens x rows]``."""

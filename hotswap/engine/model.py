@@ -38,7 +38,7 @@ class Embedding(nn.Module):
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.weight = empty_parameter(rows, columns, dtype=dtype, device=device)
+        self.weight: nn.Parameter = empty_parameter(rows, columns, dtype=dtype, device=device)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``[tokens]`` int64 to ``[tokens x hidden]``."""
@@ -65,14 +65,20 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_kv_heads
-        self.embed_tokens = Embedding(vocab_rows, config.hidden_size, dtype=dtype, device=device)
-        self.blocks = tuple(
+        self.embed_tokens: Embedding = Embedding(
+            vocab_rows, config.hidden_size, dtype=dtype, device=device
+        )
+        self.blocks: tuple[DecoderLayer, ...] = tuple(
             DecoderLayer(config, layer, dtype=dtype, device=device)
             for layer in range(config.num_layers)
         )
-        self.layers = nn.ModuleList(self.blocks)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.rotary_emb = RotaryEmbedding(config.rope, config.head_dim, device=device)
+        self.layers: nn.ModuleList = nn.ModuleList(self.blocks)
+        self.norm: RmsNorm = RmsNorm(
+            config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
+        )
+        self.rotary_emb: RotaryEmbedding = RotaryEmbedding(
+            config.rope, config.head_dim, device=device
+        )
         self.graphs: Graphs | None = None
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -113,8 +119,8 @@ class CausalLm(nn.Module):
         super().__init__()
         self.config = config
         rows = -(-config.vocab_size // vocab_multiple) * vocab_multiple
-        self.model = Decoder(config, rows, dtype=dtype, device=device)
-        self.lm_head = Linear(
+        self.model: Decoder = Decoder(config, rows, dtype=dtype, device=device)
+        self.lm_head: Linear = Linear(
             config.hidden_size,
             0 if config.tie_word_embeddings else rows,
             bias=False,

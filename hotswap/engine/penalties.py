@@ -36,7 +36,7 @@ class Penalties:
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self._counts: Counter[int] = Counter()
-        self.has_effect = (
+        self.has_effect: bool = (
             params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
             or params.repetition_penalty != 1.0

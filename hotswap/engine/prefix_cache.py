@@ -40,7 +40,7 @@ class PrefixCache:
         self._size_bytes = self._size_tokens = 0
         self._hits = self._misses = self._hit_tokens = 0
         self._dropped = 0
-        self.stats = CacheStats()
+        self.stats: CacheStats = CacheStats()
 
     def __repr__(self) -> str:
         return f"<PrefixCache {len(self._entries)} entries {self._size_bytes} bytes>"

@@ -73,10 +73,10 @@ class Scheduler:
         # Set when memory ran out: nothing starts until a running request has ended.
         self._is_crowded = False
         self._last_pass_end = time.perf_counter()
-        self.stamp = stamp
-        self.gate = Gate()
-        self.outbox = Outbox()
-        self.tally = Tally()
+        self.stamp: WeightStamp = stamp
+        self.gate: Gate = Gate()
+        self.outbox: Outbox = Outbox()
+        self.tally: Tally = Tally()
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._running)} running {len(self._waiting)} waiting {self.gate}>"

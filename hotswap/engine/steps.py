@@ -24,7 +24,7 @@ class EngineSteps:
 
     def __init__(self, scheduler: Scheduler, target: WeightTarget, *, eos: frozenset[int]) -> None:
         self.scheduler = scheduler
-        self.eos = eos
+        self.eos: frozenset[int] = eos
         self._target = target
         self._written: Plan | None = None
 

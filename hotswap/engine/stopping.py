@@ -32,7 +32,7 @@ class StopRule:
     def __init__(
         self, params: SamplingParams, *, eos: Set[int], room: int, codec: TextCodec | None
     ) -> None:
-        self.ids = frozenset(params.stop_token_ids) | (
+        self.ids: frozenset[int] = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos)
         )
         self._left = min(params.max_new_tokens, room)

@@ -60,7 +60,7 @@ class EventLog:
     """The events of one app. Event-loop thread only."""
 
     def __init__(self, *, capacity: int = 1024, max_readers: int = 64) -> None:
-        self.instance = uuid.uuid4().hex[:12]
+        self.instance: str = uuid.uuid4().hex[:12]
         self._events: deque[Event] = deque(maxlen=capacity)
         self._last = 0
         self._max_readers = max_readers

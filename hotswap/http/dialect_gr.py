@@ -22,7 +22,7 @@ class GrDialect:
     name = "gr"
     while_paused = WhilePaused.REJECT
     boot_version: str | None = None
-    temperature = 0.0
+    temperature: float = 0.0
     aborts_by_prefix = False
 
     def __repr__(self) -> str:

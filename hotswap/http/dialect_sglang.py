@@ -60,7 +60,7 @@ class SglangDialect:
     name = "sglang"
     while_paused = WhilePaused.HOLD
     boot_version: str | None = "default"
-    temperature = 1.0
+    temperature: float = 1.0
     aborts_by_prefix = True
 
     def __repr__(self) -> str:

@@ -106,10 +106,10 @@ class Ticket:
         self._owner = owner
         self.rid = rid
         self.batch = batch
-        self.engine_rid = f"{rid}#{number}"
+        self.engine_rid: str = f"{rid}#{number}"
         self.generation: Generation | None = None
         self.on_abort: Callable[[], None] | None = None
-        self.aborted = False
+        self.aborted: bool = False
         self.abort_message: str | None = None
         self.ended = False
 

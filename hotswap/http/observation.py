@@ -31,11 +31,11 @@ class Observation:
     """Metrics and events of one app. ``exposition.register`` is where plug-ins add theirs."""
 
     def __init__(self, served: Served) -> None:
-        self.exposition = Exposition()
-        self.events = EventLog()
+        self.exposition: Exposition = Exposition()
+        self.events: EventLog = EventLog()
         registry = self.exposition.registry
-        self.requests = RequestMetrics(registry)
-        self.responses = ResponseMetrics(registry)
+        self.requests: RequestMetrics = RequestMetrics(registry)
+        self.responses: ResponseMetrics = ResponseMetrics(registry)
         updates = UpdateMetrics(registry)
         registry.register(ServerGauges(_Live(served, self.events)))
         for collector in served.plugins.metrics:

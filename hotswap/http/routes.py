@@ -82,7 +82,8 @@ class KindedRoute(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods), name=name)
         # Starlette's "$" lets a path end in a newline that no proxy in front has seen as its end.
-        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+        pattern = self.path_regex.pattern.removesuffix("$") + r"\Z"
+        self.path_regex: re.Pattern[str] = re.compile(pattern)
         self.kind = kind
         self.body = body
         self.answers = answers

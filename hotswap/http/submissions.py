@@ -41,7 +41,7 @@ class Submission:
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
         self.begun: Transcription | None = None
-        self.over = anyio.Event()
+        self.over: anyio.Event = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<Submission {self.ticket.rid} {self.state}>"

@@ -29,7 +29,7 @@ class Exposition:
     """Everything that one app shows. ``registry`` is for the server's own instruments."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self._collectors: list[Collector] = [self.registry]
         self._failed: set[int] = set()
 

@@ -82,7 +82,7 @@ class JournalWriter:
         self._unfinished = path.with_name(f"{path.name}.tmp")
         self._lock = threading.Lock()
         self._fd = disk.open(self._unfinished, create=True)
-        self.size_bytes = len(_MAGIC)
+        self.size_bytes: int = len(_MAGIC)
 
     def __repr__(self) -> str:
         return f"<JournalWriter {self._path} {self.size_bytes} bytes>"
@@ -140,7 +140,8 @@ class JournalReader:
         self._file = path.open("rb", buffering=0)
         try:
             self._size = os.fstat(self._file.fileno()).st_size
-            self._end, self.outcome = self._outcome()
+            self._end, outcome = self._outcome()
+            self.outcome: Outcome = outcome
         except BaseException:
             self._file.close()
             raise

@@ -34,7 +34,7 @@ class Stepped(Awaitable[None]):
         self._work = work
         self._at = at
         self.act: Callable[[], object] = lambda: None
-        self.passed = 0
+        self.passed: int = 0
 
     def __repr__(self) -> str:
         return f"<Stepped at={self._at} passed={self.passed}>"

@@ -53,7 +53,7 @@ class Hold:
     """A call that stays open: ``arrived`` once it was made, goes on after ``release``."""
 
     def __init__(self) -> None:
-        self.arrived = anyio.Event()
+        self.arrived: anyio.Event = anyio.Event()
         self._released = anyio.Event()
 
     def release(self) -> None:
@@ -134,14 +134,14 @@ class FakeEngine:
     def __init__(
         self, weights: Mapping[str, torch.Tensor] | None = None, *, steps: Steps | None = None
     ) -> None:
-        self.weights = dict(weights or fake_weights(0.0))
-        self.steps = steps or Steps()
+        self.weights: dict[str, torch.Tensor] = dict(weights or fake_weights(0.0))
+        self.steps: Steps = steps or Steps()
         self.calls: list[str] = []
         self.modes: list[PauseMode] = []
-        self.in_flight = InFlightCounts()
-        self.forward = True
-        self.cached = 0
-        self.stamp = WeightStamp()
+        self.in_flight: InFlightCounts = InFlightCounts()
+        self.forward: bool = True
+        self.cached: int = 0
+        self.stamp: WeightStamp = WeightStamp()
         self._idle = anyio.Event()
         self._pauses = 0
 
@@ -260,7 +260,7 @@ class FakeStage:
         self._steps = steps
         self._per_bucket = per_bucket
         self._before_bucket = before_bucket
-        self.manifest = promised or Manifest.of(_spec(n, t) for n, t in weights.items())
+        self.manifest: Manifest = promised or Manifest.of(_spec(n, t) for n, t in weights.items())
         self.open = True
 
     def buckets(self) -> Iterator[Bucket]:

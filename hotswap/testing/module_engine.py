@@ -88,7 +88,7 @@ class HeldTensor:
     def __init__(self, name: str, tensor: torch.Tensor, *, error: Exception | None = None) -> None:
         self.tensor = tensor
         self.error = error
-        self.reads = 0
+        self.reads: int = 0
         self._spec = TensorSpec(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape))
 
     def __repr__(self) -> str:

@@ -37,8 +37,8 @@ class ScriptedGeneration:
     def __init__(self, request: GenerateRequest, stamp: WeightStamp) -> None:
         self.request = request
         self.stamp = stamp
-        self.aborted = asyncio.Event()
-        self.ended = False
+        self.aborted: asyncio.Event = asyncio.Event()
+        self.ended: bool = False
         self._chunks: asyncio.Queue[TokenChunk] = asyncio.Queue()
 
     def __repr__(self) -> str:
@@ -95,10 +95,10 @@ class ScriptedEngine:
         self.reply = reply
         self.tokenizer = tokenizer
         self.alive = True
-        self.stamp = WeightStamp()
+        self.stamp: WeightStamp = WeightStamp()
         self.generations: dict[str, ScriptedGeneration] = {}
         self._all: list[ScriptedGeneration] = []
-        self.submitted = asyncio.Event()
+        self.submitted: asyncio.Event = asyncio.Event()
         self.tensors: dict[str, torch.Tensor] = {"embed.weight": torch.arange(6.0).reshape(3, 2)}
 
     def __repr__(self) -> str:

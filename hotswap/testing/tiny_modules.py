@@ -12,7 +12,7 @@ __all__ = ["TINY_RULES", "TinyModel", "tiny_state", "tiny_target"]
 
 HIDDEN, Q_ROWS, KV_ROWS, FFN_ROWS, VOCAB = 6, 8, 4, 5, 11
 
-TINY_RULES = (
+TINY_RULES: tuple[FusedRule, ...] = (
     FusedRule(
         fused="qkv_proj",
         parts=(
@@ -31,11 +31,11 @@ TINY_RULES = (
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv_proj = nn.Linear(HIDDEN, Q_ROWS + 2 * KV_ROWS)
-        self.gate_up_proj = nn.Linear(HIDDEN, 2 * FFN_ROWS, bias=False)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-        self.derived = torch.zeros(())
-        self.recomputed = 0
+        self.qkv_proj: nn.Linear = nn.Linear(HIDDEN, Q_ROWS + 2 * KV_ROWS)
+        self.gate_up_proj: nn.Linear = nn.Linear(HIDDEN, 2 * FFN_ROWS, bias=False)
+        self.scale: nn.Parameter = nn.Parameter(torch.tensor(1.0))
+        self.derived: torch.Tensor = torch.zeros(())
+        self.recomputed: int = 0
 
     def hotswap_recompute(self) -> None:
         """``derived`` is ``scale + 1``."""
@@ -52,9 +52,9 @@ class TinyModel(nn.Module):
 
     def __init__(self, *, tied: bool = False, padding: int = 0) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCAB + padding, HIDDEN)
-        self.layer = _Layer()
-        self.head = nn.Linear(HIDDEN, VOCAB + padding, bias=False)
+        self.embed: nn.Embedding = nn.Embedding(VOCAB + padding, HIDDEN)
+        self.layer: _Layer = _Layer()
+        self.head: nn.Linear = nn.Linear(HIDDEN, VOCAB + padding, bias=False)
         if tied:
             self.head.weight = self.embed.weight
         with torch.no_grad():

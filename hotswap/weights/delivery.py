@@ -28,10 +28,10 @@ class Delivery:
         self.specs: Mapping[str, TensorSpec] = plan.specs
         checked = plan if isinstance(plan, CheckedPlan) else None
         self._sources: Mapping[str, TensorSpec] = checked.sources if checked else {}
-        self.ties = checked.ties if checked else ()
+        self.ties: tuple[tuple[str, ...], ...] = checked.ties if checked else ()
         self._skipped = frozenset(plan.unknown)
         self._arrived: set[str] = set()
-        self.copies = frozenset(name for names in self.ties for name in names[1:])
+        self.copies: frozenset[str] = frozenset(name for names in self.ties for name in names[1:])
 
     def __repr__(self) -> str:
         return f"<Delivery {len(self._arrived)} of {len(self.specs)} tensors>"

@@ -42,7 +42,7 @@ class OpenFile:
         self.name = name
         self._raw = os.fdopen(fd, "rb", buffering=0)
         status = os.fstat(fd)
-        self.size_bytes = status.st_size
+        self.size_bytes: int = status.st_size
         self._mtime_ns = status.st_mtime_ns
 
     def __repr__(self) -> str:

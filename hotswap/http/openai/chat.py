@@ -80,7 +80,7 @@ class _Form:
         }
 
 
-chat_completions = Generating(
+chat_completions: Generating[ChatBody] = Generating(
     ChatBody,
     names=Names(prefix="chatcmpl", whole="chat.completion", part="chat.completion.chunk"),
     count=lambda _body: 1,

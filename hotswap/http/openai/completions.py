@@ -65,7 +65,7 @@ class _Form:
         return self._scores.setdefault(choice.index, CompletionScores(self._names))
 
 
-completions = Generating(
+completions: Generating[CompletionBody] = Generating(
     CompletionBody,
     names=Names(prefix="cmpl", whole="text_completion", part="text_completion"),
     count=lambda body: len(body.prompts()),

@@ -33,7 +33,7 @@ _MAX_MESSAGE_CHARACTERS = 500
 class GenerationBlocks(Extension):
     """``{% generation %}``: transformers marks with it what the model wrote; no text of its own."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's
+    tags: set[str] = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """What stands between the tags."""
