@@ -70,7 +70,7 @@ def test_packages_of_the_template_work_beside_the_wheel(tmp_path: Path) -> None:
     dists = {"hotswap-disk", *(f"hotswap-my-{kind}" for kind in KINDS)}
     assert {plugin["name"] for plugin in found["plugins"]} == dists
     for kind, package in packages.items():
-        assert_tests_pass(clean, package, tmp_path / f"tests-of-{kind}")
+        assert_tests_pass(clean, package, kind=kind, cwd=tmp_path / f"tests-of-{kind}")
 
 
 @pytest.mark.parametrize("name", ["Rsync", "a--b", ""])
@@ -122,11 +122,12 @@ def assert_core_alone_serves(clean: Path, core: Path, cwd: Path) -> None:
         assert f"pip install hotswap-{strategy}" in message
 
 
-def assert_tests_pass(clean: Path, package: Path, cwd: Path) -> None:
+def assert_tests_pass(clean: Path, package: Path, *, kind: str, cwd: Path) -> None:
     """Run the tests of a package against what is installed, away from its sources."""
     cwd.mkdir()
     shutil.copytree(package / "tests", cwd / "tests")
     shutil.copy(package / "pyproject.toml", cwd)
     printed = output_of([str(clean / "pytest"), "-q"], cwd=cwd)
     assert " passed" in printed
-    assert "skipped" not in printed
+    # The template's engine generates no text: the suite leaves those tests out.
+    assert ("skipped" in printed) == (kind == "engine"), printed
