@@ -48,11 +48,19 @@ def bring_forward(job: Job) -> PullReport:
 
 def _mended(job: Job, reason: str) -> PullReport:
     try:
+        # Written down first: whatever happens next, nobody takes the copy for a whole one.
+        job.local.condemn()
         return new_copy(job, reason)
     except StreamError as error:
-        both = LocalDamaged(f"{reason}; and it could not be seeded again: {error}")
-        both.retryable = error.retryable
-        raise both from error
+        raise _not_mended(reason, error, retryable=error.retryable) from error
+    except OSError as error:
+        raise _not_mended(reason, error, retryable=False) from error
+
+
+def _not_mended(reason: str, error: Exception, *, retryable: bool) -> LocalDamaged:
+    both = LocalDamaged(f"{reason}; and it could not be seeded again: {error}")
+    both.retryable = retryable
+    return both
 
 
 def _why_anew(job: Job, state: State) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import (
     DiskFull,
+    LocalDamaged,
     LocalDiskFailed,
     StreamError,
     raised_as,
@@ -103,7 +104,8 @@ def _explained(local: Path) -> Iterator[None]:
     except OSError as error:
         raise _of_the_disk(local, error) from error
     except StreamError as error:
-        error.local_version = _whole_version(local)
+        damaged = isinstance(error, LocalDamaged)
+        error.local_version = None if damaged else _whole_version(local)
         raise
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
-from hotswap.stream import StreamError, pull
+from hotswap.stream import LocalDiskFailed, StreamError, pull
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.stream.state import Reserved
@@ -70,6 +71,34 @@ def _aggregate(stream: Stream) -> int:
     return 3
 
 
+def _recovery(stream: Stream) -> int:
+    """An earlier pull could not write any more once its journal was durable."""
+    target = _fold(stream)
+
+    def fault(number: int) -> None:
+        if "rename" in disk.calls[:number]:
+            raise OSError(errno.EIO, "Input/output error")
+
+    disk = FaultyDisk(fault)
+    with pytest.raises(LocalDiskFailed, match="the next pull finishes it"):
+        pull_now(stream, target, disk=disk)
+    assert Reserved(stream.local).journal.exists()
+    return target
+
+
+def _damaged(stream: Stream) -> int:
+    """A byte of the copy changed since the last pull.
+
+    It is in the tensor that is read last, so that the calls before are always the same.
+    """
+    target = _fold(stream)
+    path = stream.local / "model-00001-of-00002.safetensors"
+    content = path.read_bytes()
+    at = 8 + int.from_bytes(content[:8], "little")
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    return target
+
+
 SCENARIOS: Mapping[str, _Setup] = {
     "xor": _xor,
     "overwrite": _overwrite,
@@ -78,6 +107,8 @@ SCENARIOS: Mapping[str, _Setup] = {
     "reseed": _reseed,
     "full": _full,
     "aggregate": _aggregate,
+    "recovery": _recovery,
+    "damaged": _damaged,
 }
 
 
@@ -189,8 +220,11 @@ class Scenario:
         if version is not None:
             self.check_whole(version)
         else:
-            # Nothing was there before, or the journal says how it goes on.
-            assert self.name in ("seed", "aggregate") or Reserved(self.local).journal.exists()
+            # Nothing whole was there before, or the journal says how it goes on.
+            assert (
+                self.name in ("seed", "aggregate", "damaged")
+                or Reserved(self.local).journal.exists()
+            )
 
     def check_whole(self, version: int) -> None:
         """The directory can be loaded as ``version``."""

@@ -111,7 +111,7 @@ def test_a_damaged_copy_that_cannot_be_seeded_again_says_both(stream: Stream) ->
     (stream.source / "weight_v000001").rename(stream.source / "gone")
     with pytest.raises(LocalDamaged, match=r"has the checksum .* could not be seeded again") as one:
         pull(stream.local, stream.source, 2, base_dir=stream.base)
-    assert not one.value.retryable
+    assert (one.value.retryable, one.value.local_version) == (False, None)
     (stream.source / "gone").rename(stream.source / "weight_v000001")
     os.truncate(stream.local / FILE, 10)
     shutil.rmtree(directory_of(stream.source, 3))
