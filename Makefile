@@ -58,10 +58,11 @@ serve: $(READY) ## serve a model with updates allowed (MODEL=DIR, PORT=30000)
 	@$(if $(MODEL),,$(BIN)/python -m contrib.demo --prepare)
 	@exec $(BIN)/hotswap serve --model '$(or $(MODEL),.demo/A)' --host $(HOST) --port $(PORT) --while-paused hold --allow-weight-update $(ARGS)
 
-lint: $(READY) ## ruff and mypy --strict over everything
+lint: $(READY) ## ruff, mypy --strict, and complete types of everything public
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m contrib.verify_types
 
 test: $(READY) ## unit and process tests with the coverage gate
 	$(PYTEST) -m 'not gpu and not long' --cov --cov-report=term:skip-covered $(ARGS)
