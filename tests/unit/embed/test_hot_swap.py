@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,7 +141,7 @@ async def test_a_shutdown_while_the_source_is_read_lets_it_go() -> None:
         assert output(module) == 16.0
 
 
-async def test_a_shutdown_during_the_commit_lets_it_end(b: str) -> None:
+async def test_a_shutdown_that_waits_for_a_forward_pass_drops_the_update(b: str) -> None:
     module = filled(1.0)
     async with HotSwap(module) as swap:
         begun = updating(swap)
@@ -148,13 +149,34 @@ async def test_a_shutdown_during_the_commit_lets_it_end(b: str) -> None:
             update = asyncio.create_task(swap.update(b))
             await begun.wait()
             leaving = asyncio.create_task(swap.__aexit__(None, None, None))
-            await asyncio.sleep(0)
+            with pytest.raises(ShuttingDown):
+                await update
         await asyncio.wait_for(leaving, LIMIT_S)
-        outcome = (await asyncio.gather(update, return_exceptions=True))[0]
-    # Before the first write it is dropped, after it finished; never something between.
-    expected = 16.0 if isinstance(outcome, ShuttingDown) else 64.0
     async with swap.gate:
-        assert output(module) == expected
+        assert output(module) == 16.0
+
+
+async def test_a_shutdown_after_the_first_write_lets_the_update_end(b: str) -> None:
+    module = filled(1.0)
+    target = WeightTarget(module)
+    written, may_end = threading.Event(), threading.Event()
+
+    def finish() -> None:
+        written.set()
+        assert may_end.wait(LIMIT_S)
+
+    target.after_load(finish)
+    async with HotSwap(target) as swap:
+        update = asyncio.create_task(swap.update(b))
+        assert await asyncio.to_thread(written.wait, LIMIT_S)
+        leaving = asyncio.create_task(swap.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        may_end.set()
+        await asyncio.wait_for(leaving, LIMIT_S)
+        assert (await update).stamp.epoch == 1
+    async with swap.gate:
+        assert output(module) == 64.0
 
 
 async def test_a_paused_server_that_ends_lets_its_threads_go() -> None:
