@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
+
 from hotswap.hookspecs import StrategyFactory
 from hotswap.options import Option
+from hotswap_disk.checking import CHECK
+from hotswap_disk.counting import OPEN, OPENED
 from hotswap_disk.strategy import DiskStrategy
 
-__all__ = ["DiskStrategy", "hotswap_options", "hotswap_strategies"]
+__all__ = [
+    "DiskStrategy",
+    "hotswap_metrics",
+    "hotswap_options",
+    "hotswap_routes",
+    "hotswap_strategies",
+]
 
 hotswap_api_version = 1
 
@@ -28,3 +39,13 @@ def hotswap_options() -> Sequence[Option]:
             repeatable=True,
         ),
     )
+
+
+def hotswap_routes() -> Sequence[BaseRoute]:
+    """Bring ``/hotswap/v1/disk/check``."""
+    return (CHECK,)
+
+
+def hotswap_metrics() -> Sequence[Collector]:
+    """Bring ``hotswap_disk_checkpoints_total`` and ``hotswap_disk_checkpoints_open``."""
+    return (OPENED, OPEN)

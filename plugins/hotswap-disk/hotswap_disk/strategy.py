@@ -16,12 +16,14 @@ from typing import Self
 
 import anyio.to_thread
 
+from hotswap.errors import UpdateRejected
 from hotswap.seams import Stage
 from hotswap.stream import reading
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.roots import Allowed, Roots
+from hotswap_disk.counting import OPEN, OPENED
 
 __all__ = ["DiskStrategy"]
 
@@ -62,7 +64,14 @@ class DiskStrategy:
         """
         opening = _Opening(update.source, self.allowed)
         try:
-            yield await anyio.to_thread.run_sync(opening.run)
+            try:
+                checkpoint = await anyio.to_thread.run_sync(opening.run)
+            except UpdateRejected:
+                OPENED.labels("rejected").inc()
+                raise
+            OPENED.labels("opened").inc()
+            with OPEN.track_inprogress():
+                yield checkpoint
         finally:
             # In a task of its own: a task that is cancelled here would never start the thread.
             await uninterrupted(anyio.to_thread.run_sync(opening.close))
