@@ -208,7 +208,7 @@ class Scenario:
         }
         command = [sys.executable, "-m", "tests.unit.stream.killed_pulls", json.dumps(spec)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == [-9] * len(points)
         for copy in copies:
             shutil.rmtree(self.local)
@@ -217,7 +217,10 @@ class Scenario:
         return len(copies)
 
     def _check_left(self, version: int | None) -> None:
-        if version is not None:
+        if version is not None and self.name == "damaged" and version != self.target:
+            # The pull ended before it looked at the tensor: the copy is what it was.
+            assert contents_of(self.local) == contents_of(self.before)
+        elif version is not None:
             self.check_whole(version)
         else:
             # Nothing whole was there before, or the journal says how it goes on.
