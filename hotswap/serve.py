@@ -29,6 +29,7 @@ from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
 
 from hotswap.controller import Controller
+from hotswap.descriptors import raise_limit
 from hotswap.engine import EmbeddedEngine
 from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
@@ -67,6 +68,7 @@ def run(settings: Settings, plugins: Plugins) -> None:
     configure_logs(level=settings.log_level, style=settings.log_format)
     # Where the server is to be found is said at every log level: --port 0 needs it.
     _log.setLevel(logging.INFO)
+    raise_limit()
     with take_port(settings.host, settings.port) as taken:
         anyio.run(_serve, settings, plugins, model, taken)
 
