@@ -132,8 +132,11 @@ def choose_tokens(
     """One token for each row of ``[texts x vocabulary]`` float32; waits for the device.
 
     None for a row that has no largest finite logit: the weights are not numbers. An
-    error where a draw failed: it is that row's alone.
+    error where a draw failed: it is that row's alone. Nothing of no rows, as when every
+    text of a step is still in the middle of its prompt.
     """
+    if not samplers:
+        return []
     largest, likeliest = _largest(logits)
     chosen: list[int | Exception | None] = likeliest.tolist()
     particular: list[int] = []

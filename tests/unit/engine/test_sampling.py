@@ -296,3 +296,8 @@ def test_no_stop_before_there_are_enough_tokens() -> None:
 def test_parameters_that_mean_nothing(sampling: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         check_sampling(SamplingParams(**sampling))
+
+
+@pytest.mark.parametrize("vocabulary", [8, 320, 49152])
+def test_a_step_in_which_no_prompt_ends_chooses_nothing(vocabulary: int) -> None:
+    assert choose_tokens([], torch.empty(0, vocabulary)) == []
