@@ -7,7 +7,8 @@ so a pause that comes later finds the request in ``engine.in_flight``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -24,6 +25,9 @@ _NOT_WHOLE = "the weights are not whole, so nothing is generated; send a full up
 _SLEEPING = "the server sleeps, so nothing is generated; wake it first"
 _SHUT = "the server is shutting down; send the request elsewhere"
 
+_QUIET_S = 60.0
+"""Without a command for so long, a pause may have been left behind."""
+
 
 class WhilePaused(StrEnum):
     """What a request meets at a closed gate: an error at once, or a bounded wait."""
@@ -36,7 +40,12 @@ class Admission:
     """The door that generation requests go through."""
 
     def __init__(
-        self, machine: Machine, *, while_paused: WhilePaused = WhilePaused.REJECT, hold_s: float
+        self,
+        machine: Machine,
+        *,
+        while_paused: WhilePaused = WhilePaused.REJECT,
+        hold_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hold_s`` bounds every wait; a swap's short one under either policy."""
         self._machine = machine
@@ -45,6 +54,8 @@ class Admission:
         self._closing = 0
         self._held = 0
         self._shut = False
+        self._clock = clock
+        self._quiet_since = clock()
         self._news = anyio.Event()
         machine.observe(self._on_change)
 
@@ -76,7 +87,7 @@ class Admission:
         while not self.open:
             refusal = self._refusal()
             if refusal is not None or anyio.current_time() >= deadline:
-                raise refusal or Paused(_PAUSED)
+                raise refusal or self._paused()
             self._held += 1
             try:
                 with anyio.move_on_at(deadline):
@@ -110,10 +121,21 @@ class Admission:
         if state is State.SLEEPING:
             return WeightsNotWhole(_SLEEPING)
         if self._policy is WhilePaused.REJECT and (self._closing or state is State.PAUSED):
-            return Paused(_PAUSED)
+            return self._paused()
         return None
 
+    def _paused(self) -> Paused:
+        """Whoever closed the gate long ago may be gone: then waiting alone does not help."""
+        quiet_s = self._clock() - self._quiet_since
+        if self._closing or self._machine.state is not State.PAUSED or quiet_s < _QUIET_S:
+            return Paused(_PAUSED)
+        return Paused(
+            f"{_PAUSED} (it is paused and no command has come for {quiet_s:.0f} s: "
+            "POST /continue_generation ends a pause that was left behind)"
+        )
+
     def _on_change(self, change: Change) -> None:
+        self._quiet_since = self._clock()
         self._tell()
 
     def _tell(self) -> None:

@@ -7,8 +7,10 @@ Rule: nothing here touches the weights, so that whatever goes wrong here is
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from difflib import get_close_matches
 from typing import TypeAlias
 
 import anyio
@@ -40,6 +42,9 @@ RELEASE_S = 30.0
 
 _log = logging.getLogger("hotswap.update")
 
+# A name comes from a client, and the message is a command for a shell.
+_DIST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+
 
 @contextmanager
 def rejecting(doing: str) -> Iterator[None]:
@@ -61,15 +66,26 @@ def rejection(doing: str, error: Exception) -> UpdateRejected:
 
 
 def strategy_named(name: str, strategies: Mapping[str, LoadStrategy]) -> LoadStrategy:
-    """The strategy registered as ``name``. Raises: UpdateRejected naming the dist."""
+    """The strategy registered as ``name``.
+
+    Raises: UpdateRejected naming the one that was meant, or the dist to install.
+    """
     found = strategies.get(name)
     if found is None:
         have = ", ".join(sorted(strategies)) or "none"
         raise UpdateRejected(
             f"load strategy {name!r} is not installed (installed: {have}): "
-            f"pip install hotswap-{name}, then restart the server"
+            f"{_remedy(name, list(strategies))}"
         )
     return found
+
+
+def _remedy(name: str, installed: Sequence[str]) -> str:
+    if not _DIST.fullmatch(name):
+        return "that can be no strategy's name; send one that is installed"
+    install = f"pip install hotswap-{name}, then restart the server"
+    close = get_close_matches(name, installed, n=1)
+    return f"did you mean {close[0]!r}? If not: {install}" if close else install
 
 
 async def run_pre_read(hooks: Sequence[PreRead], update: Update) -> None:

@@ -253,7 +253,8 @@ class TokenChunk:
     ``stamp`` names the weights whose forward pass made ``token_id``. The last
     chunk has ``finish_reason`` (``stop``, ``length``, ``abort``, ``error``) and
     may carry no token. ``input_logprobs`` come with the first token, or with the end
-    of a request for none.
+    of a request for none. ``error`` is why the reason is ``error``, for the client to
+    read, where the engine knows; without one it is a fault of the engine.
     """
 
     token_id: int | None
@@ -264,6 +265,7 @@ class TokenChunk:
     num_retractions: int = 0
     logprob: TokenLogprob | None = None
     input_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
 
 
 class Generation(Protocol):

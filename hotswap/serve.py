@@ -8,6 +8,7 @@ engine's thread ends.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -83,9 +84,17 @@ def take_port(host: str, port: int) -> socket.socket:
     except (OSError, ValueError) as error:
         # ValueError: a host that no name can be made of.
         taken.close()
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise StartError(f"cannot listen on {host}:{port}: {reason or error}") from error
+        raise StartError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
     return taken
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    seen = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return f"{seen}; choose another with --port, or --port 0 for any that is free"
+    return seen
 
 
 def _checkpoint(settings: Settings) -> Path:
@@ -226,7 +235,7 @@ async def _listen(
                 raise
             _log.warning("connections that had not ended after %g s were cut", settings.graceful_s)
         except OSError as error:
-            raise StartError(f"cannot listen on {url}: {error.strerror or error}") from error
+            raise StartError(f"cannot listen on {url}: {_reason(error)}") from error
 
 
 def _log_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

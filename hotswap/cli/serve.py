@@ -60,5 +60,7 @@ def _check_early(arguments: Sequence[str]) -> None:
     options, others = parser.parse_known_args(arguments)
     if not {"-h", "--help"}.intersection(others):
         settings = settings_from(options)
-        model_directory(settings)
+        # A flag that is not known here may be the misspelt one: only plug-ins can tell.
+        if settings.model is not None or not any(word.startswith("--") for word in others):
+            model_directory(settings)
         configure_logs(level=settings.log_level, style=settings.log_format)

@@ -303,14 +303,12 @@ class Scheduler:
         if isinstance(token, Exception):
             raise token
         if token is None:
-            _log.error(
-                "request %s ends: its logits are not finite under weight epoch %d (version "
-                "%s); look for NaN in that checkpoint and send another",
-                request.rid,
-                self.stamp.epoch,
-                self.stamp.version,
+            seen = (
+                f"its logits are not finite under weight epoch {self.stamp.epoch} (version "
+                f"{self.stamp.version}); look for NaN in that checkpoint and send another"
             )
-            self._end(request, reason="error")
+            _log.error("request %s ends: %s", request.rid, seen)
+            self._end(request, reason="error", error=seen)
             return
         if request.stop_rule.wants_none:
             finish: Finish | None = Finish(reason="length")
@@ -350,8 +348,8 @@ class Scheduler:
         self.tally.retractions += 1
         self._ledger.park()
 
-    def _end(self, request: Request, *, reason: str) -> None:
-        self._send(request, None, Finish(reason=reason))
+    def _end(self, request: Request, *, reason: str, error: str | None = None) -> None:
+        self._send(request, None, Finish(reason=reason), error=error)
         self._drop(request)
 
     def _drop(self, request: Request) -> None:
@@ -379,6 +377,7 @@ class Scheduler:
         finish: Finish | None,
         *,
         score: TokenLogprob | None = None,
+        error: str | None = None,
     ) -> bool:
         """Put a chunk out; whether the consumer is near enough for another."""
         chunk = TokenChunk(
@@ -390,6 +389,7 @@ class Scheduler:
             num_retractions=request.num_retractions,
             logprob=score,
             input_logprobs=() if request.input_scores is None else request.input_scores.deliver(),
+            error=error,
         )
         self.outbox.put(request.generation, chunk)
         return request.generation.sent()

@@ -8,7 +8,8 @@ from hotswap.http.errors import PayloadTooLarge
 
 __all__ = ["BodyLimit", "limited"]
 
-# A client that is still sending reads no reply: swallow this much before 413.
+# A client that is still sending reads no reply: swallow this much before 413. So is one
+# that sent "Expect: 100-continue": hypercorn tells it to go on before any of this runs.
 _DRAIN_BYTES = 64 * 1024 * 1024
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "DuplicateRequestId",
     "EngineDown",
     "Forbidden",
+    "GenerationFailed",
     "NoSuchWeight",
     "NotFound",
     "PayloadTooLarge",
@@ -59,16 +60,19 @@ class TooManyRequests(RequestInvalid):
 class Unauthorized(RequestError):
     """The request does not bring the key that this server asks for.
 
-    Every one has the same message: it must not tell what is there, or what was wrong.
+    It must not tell what is there, or what was wrong: every one has the same message, but for
+    who brings the right API key where the admin key is needed (``wants_admin``).
     """
 
     headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 
-    def __init__(self) -> None:
-        super().__init__(
-            "this server asks for a key that the request does not bring; send it as "
-            "'Authorization: Bearer KEY' or 'X-GR-API-Key: KEY'"
+    def __init__(self, *, wants_admin: bool = False) -> None:
+        seen = (
+            "this route asks for the admin key, and the request brings the API key; send the former"
+            if wants_admin
+            else "this server asks for a key that the request does not bring; send it"
         )
+        super().__init__(f"{seen} as 'Authorization: Bearer KEY' or 'X-GR-API-Key: KEY'")
 
 
 class Forbidden(RequestError):
@@ -103,6 +107,10 @@ class PayloadTooLarge(RequestError):
 
 class EngineDown(RequestError):
     """The engine's own thread has ended; nothing can be generated any more."""
+
+
+class GenerationFailed(RequestError):
+    """The engine could not go on with this one request; the message says why."""
 
 
 class ShuttingDown(RequestError):
@@ -140,6 +148,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     WeightsDiffer: Wire(status=400, code="weights_differ"),
     PayloadTooLarge: Wire(status=413, code="payload_too_large"),
     EngineDown: Wire(status=503, code="engine_not_running"),
+    GenerationFailed: Wire(status=500, code="generation_failed"),
     ShuttingDown: Wire(status=503, code="shutting_down"),
     errors.CommandError: Wire(status=409, code="conflict"),
     errors.IllegalCommand: Wire(status=409, code="conflict"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,20 +13,19 @@ from hotswap.http.batches import Batch, all_encoded, expanded
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import ClientGone, NotFound
 from hotswap.http.event_stream import EventStream
+from hotswap.http.failures import log_failure
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.logprobs import check_prompts
 from hotswap.http.replies import Json, encode
 from hotswap.http.runs import EngineFailed, run_together, submit_all
-from hotswap.http.schemas import GenerateBody
+from hotswap.http.schemas import INNER_BODIES, GenerateBody
 from hotswap.http.served import Served, served
 from hotswap.http.shown import decode_of, transcript_of
 from hotswap.http.transcription import Transcription
 from hotswap.seams import GenerateRequest, Generator
 
 __all__ = ["EngineFailed", "Generate", "generator_of", "transcriptions"]
-
-_log = logging.getLogger("hotswap.http")
 
 
 class Generate:
@@ -42,7 +40,7 @@ class Generate:
         body = converted(values, GenerateBody)
         generator_of(serving)
         batch = expanded(body, temperature=serving.dialect.temperature)
-        ignored = ignored_names(values, GenerateBody)
+        ignored = ignored_names(values, GenerateBody, inner=INNER_BODIES)
         with ExitStack() as stack:
             tickets = [
                 stack.enter_context(serving.requests.reserve(rid, batch=whole))
@@ -107,7 +105,7 @@ class _Reply:
         self._is_list = is_list
 
     async def whole(self) -> object:
-        """The body, once the last request has ended. Raises: EngineFailed."""
+        """The body, once the last request has ended. Raises: as ``check_end``."""
         if not self._is_list:
             (only,) = self._begun
             await only.read()
@@ -150,5 +148,5 @@ class _Reply:
             raise
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
-            _log.exception("stream %s failed", one.ticket.rid, extra={"rid": one.ticket.rid})
+            log_failure(f"stream {one.ticket.rid}", error, rid=one.ticket.rid)
             await events.payload(encode({**self._serving.dialect.stream_error(error), **index}))

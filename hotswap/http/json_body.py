@@ -21,7 +21,14 @@ from hotswap.http.body_limit import limited
 from hotswap.http.errors import ClientGone, RequestInvalid
 from hotswap.http.strictness import refuse_repeated_keys, refuse_what_is_no_number
 
-__all__ = ["arguments", "converted", "ignored_names", "named_values", "read_body"]
+__all__ = [
+    "MAX_SHOWN_NAMES",
+    "arguments",
+    "converted",
+    "ignored_names",
+    "named_values",
+    "read_body",
+]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,8 +36,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 # is a client's own, and may lie too deep to walk through.
 _NULL_LEVELS = 2
 
-# Of the names that are told to be ignored.
-_MAX_SHOWN_NAMES = 16
+MAX_SHOWN_NAMES = 16
+"""Of the names that are told to be ignored."""
+
 _MAX_SHOWN_CHARACTERS = 64
 
 
@@ -48,10 +56,37 @@ async def named_values(request: Request, *, limit_bytes: int) -> dict[str, objec
     return {**request.query_params, **_parsed(body)}
 
 
-def ignored_names(values: Mapping[str, object], known: type[msgspec.Struct]) -> list[str]:
-    """The keys of ``values`` that ``known`` has no field for, sorted; at most 16, cut short."""
-    unknown = sorted(set(values) - set(known.__struct_fields__))
-    return [name[:_MAX_SHOWN_CHARACTERS] for name in unknown[:_MAX_SHOWN_NAMES]]
+def ignored_names(
+    values: Mapping[str, object],
+    known: type[msgspec.Struct],
+    *,
+    inner: Mapping[str, type[msgspec.Struct]] | None = None,
+) -> list[str]:
+    """The keys of ``values`` that ``known`` has no field for, sorted; at most 16, cut short.
+
+    ``inner`` names fields that are objects, or lists of objects, and what each knows: a
+    key in one that it does not know is ``field.key``, unless it is null.
+    """
+    unknown = set(values) - _fields(known)
+    for field, struct in (inner or {}).items():
+        unknown |= {f"{field}.{key}" for key in _told(values.get(field)) - _fields(struct)}
+    return [name[:_MAX_SHOWN_CHARACTERS] for name in sorted(unknown)[:MAX_SHOWN_NAMES]]
+
+
+def _told(value: object) -> set[str]:
+    """The keys of an object, or of each in a list of them, that are not null."""
+    ones = value if isinstance(value, list) else [value]
+    return {
+        key
+        for one in ones
+        if isinstance(one, dict)
+        for key, content in one.items()
+        if content is not None
+    }
+
+
+def _fields(struct: type[msgspec.Struct]) -> set[str]:
+    return set(struct.__struct_fields__)
 
 
 async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:

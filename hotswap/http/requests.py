@@ -17,7 +17,7 @@ from hotswap.http.generation import generator_of, transcriptions
 from hotswap.http.json_body import arguments, converted, ignored_names, named_values
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind, KindedRoute, Level
-from hotswap.http.schemas import NoBody
+from hotswap.http.schemas import INNER_BODIES, NoBody
 from hotswap.http.served import Served, served
 from hotswap.http.submissions import Result, Submission
 from hotswap.http.submit_bodies import (
@@ -82,7 +82,7 @@ async def submit(request: Request) -> Response:
     serving = served(request)
     values = await named_values(request, limit_bytes=_limit(serving))
     batch = converted(values, SubmitBody).batch(temperature=serving.dialect.temperature)
-    ignored = ignored_names(values, SubmitBody)
+    ignored = ignored_names(values, SubmitBody, inner=INNER_BODIES)
     (rid,) = await _accepted(request, serving, batch, ignored=ignored)
     return Json({"request_id": rid}, status_code=202)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from hotswap.seams import SamplingParams
 from hotswap.types import PauseMode
 
 __all__ = [
+    "INNER_BODIES",
     "CheckerBody",
     "DiskUpdateBody",
     "FlushBody",
@@ -133,6 +135,10 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs_num: int | list[int] = 0
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool = False
+
+
+INNER_BODIES: Mapping[str, type[msgspec.Struct]] = {"sampling_params": SamplingBody}
+"""Fields of a request for text that are objects, or lists of them."""
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True):

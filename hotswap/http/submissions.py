@@ -7,7 +7,6 @@ and age, the newest one always; a request that runs is bounded by the engine's q
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from dataclasses import dataclass
 import anyio
 
 from hotswap.http.errors import DuplicateRequestId
+from hotswap.http.failures import log_failure
 from hotswap.http.in_flight import Ticket
 from hotswap.http.replies import encode
 from hotswap.http.transcription import Transcription
 
 __all__ = ["Result", "Submission", "Submissions"]
-
-_log = logging.getLogger("hotswap.http")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +155,7 @@ class Submissions:
             state = "aborted" if begun.transcript.finish == "abort" else "finished"
             status, body = 200, _body(rid, state, begun.transcript.reply())
         except Exception as error:
-            _log.exception("request %s failed", rid, extra={"rid": rid})
+            log_failure(f"request {rid}", error, rid=rid)
             state = "failed"
             status, envelope = failed(error)
             body = {"request_id": rid, "state": state, **envelope}

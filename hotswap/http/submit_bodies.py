@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from hotswap.http.batches import Batch, expanded
 from hotswap.http.errors import RequestInvalid, TooManyRequests
-from hotswap.http.json_body import converted, ignored_names
-from hotswap.http.schemas import GenerateBody, Rid, SamplingBody
+from hotswap.http.json_body import MAX_SHOWN_NAMES, converted, ignored_names
+from hotswap.http.schemas import INNER_BODIES, GenerateBody, Rid, SamplingBody
 
 __all__ = ["MAX_SUBMITTED", "AbortBody", "CancelBody", "ResultBody", "SubmitBody", "SubmitManyBody"]
 
@@ -90,8 +90,8 @@ class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def ignored(self) -> list[str]:
         """Fields that had no effect in one request at least."""
-        every = {name: None for one in self.requests for name in one}
-        return ignored_names(every, SubmitBody)
+        each = [ignored_names(one, SubmitBody, inner=INNER_BODIES) for one in self.requests]
+        return sorted({name for names in each for name in names})[:MAX_SHOWN_NAMES]
 
     def _one(self, number: int, temperature: float) -> Batch:
         try:

@@ -70,6 +70,11 @@ class Transcript:
         """The finish reason, None while tokens still come."""
         return None if self._end is None else self._end.finish_reason
 
+    @property
+    def error(self) -> str | None:
+        """Why the engine ended it with ``error``; None where it does not say."""
+        return None if self._end is None else self._end.error
+
     def add(self, chunk: TokenChunk, *, stream: bool = False) -> None:
         """Take a chunk. ``stream`` also decodes it, for ``reply`` before the end."""
         self._cached_tokens = max(self._cached_tokens, chunk.cached_tokens)

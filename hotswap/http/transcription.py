@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
+from hotswap.http.errors import GenerationFailed
 from hotswap.http.in_flight import Ticket
 from hotswap.http.transcript import Transcript
 from hotswap.seams import Generation
 
-__all__ = ["EngineFailed", "Transcription"]
+__all__ = ["EngineFailed", "Transcription", "check_end"]
 
 
 class EngineFailed(Exception):
     """The engine ended a request with an error of its own."""
+
+
+def check_end(rid: str, transcript: Transcript) -> None:
+    """Raises: GenerationFailed or EngineFailed when this is not how a request should end."""
+    if transcript.error is not None:
+        raise GenerationFailed(f"request {rid} ended: {transcript.error}")
+    if transcript.finish in (None, "error"):
+        raise EngineFailed(f"request {rid} ended with {transcript.finish}")
 
 
 class Transcription:
@@ -39,7 +48,7 @@ class Transcription:
         """Take every chunk, and call ``after_each`` once the transcript has it.
 
         ``showing`` says that the text is looked at before the end.
-        Raises: EngineFailed when the generation did not end as a request should.
+        Raises: as ``check_end``.
         """
         ticket, transcript = self.ticket, self.transcript
         async for chunk in self._generation:
@@ -48,5 +57,4 @@ class Transcription:
             transcript.add(chunk, stream=showing or after_each is not None)
             if after_each is not None and chunk.finish_reason != "error":
                 await after_each()
-        if transcript.finish in (None, "error"):
-            raise EngineFailed(f"request {ticket.rid} ended with {transcript.finish}")
+        check_end(ticket.rid, transcript)

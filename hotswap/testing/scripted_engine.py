@@ -57,7 +57,14 @@ class ScriptedGeneration:
             )
         )
 
-    def finish(self, reason: str, *, matched: int | str | None = None, cached: int = 0) -> None:
+    def finish(
+        self,
+        reason: str,
+        *,
+        matched: int | str | None = None,
+        cached: int = 0,
+        error: str | None = None,
+    ) -> None:
         """Deliver the last chunk, without a token."""
         self._chunks.put_nowait(
             TokenChunk(
@@ -66,6 +73,7 @@ class ScriptedGeneration:
                 finish_reason=reason,
                 matched_stop=matched,
                 cached_tokens=cached,
+                error=error,
             )
         )
 

@@ -68,7 +68,9 @@ class Checkpoint:
             with Folder.open(directory, allowed=allowed) as folder:
                 config = folder.read_object("config.json")
                 generation = _read_if_there(folder, "generation_config.json")
-                payloads = _open_payloads(folder, find_layout(folder), undo)
+                layout = find_layout(folder)
+                payloads = _open_payloads(folder, layout, undo)
+                _check_rivals(folder, layout, payloads)
             specs = itertools.starmap(_spec, payloads.items())
             manifest = Manifest.of(specs, config=config, generation_config=generation)
             return cls(folder.path, payloads=payloads, manifest=manifest, resources=undo.pop_all())
@@ -125,14 +127,34 @@ def _open_payloads(folder: Folder, layout: Layout, undo: ExitStack) -> dict[str,
             if layout.file_of is not None and layout.file_of.get(name) != file.name:
                 continue
             if name in holder:
-                raise UpdateRejected(
-                    f"tensor {name!r} is in {holder[name]} and in {file.name}, and no index says "
-                    "which one counts; remove one, or add the index"
-                )
+                raise _in_two(name, holder[name], file.name)
             holder[name] = file.name
             payloads[name] = payload
     _check_index_kept(layout, holder)
     return payloads
+
+
+def _check_rivals(folder: Folder, layout: Layout, payloads: Mapping[str, Payload]) -> None:
+    for rival in layout.rivals:
+        twice = payloads.keys() & _names_in(folder, rival)
+        if twice:
+            raise _in_two(min(twice), layout.files[0], rival)
+
+
+def _names_in(folder: Folder, name: str) -> frozenset[str]:
+    """Of the tensors in a file that may be anything: none when it is not safetensors."""
+    try:
+        with folder.open_file(name) as file:
+            return frozenset(extent.spec.name for extent in read_header(file))
+    except UpdateRejected:
+        return frozenset()
+
+
+def _in_two(tensor: str, one: str, other: str) -> UpdateRejected:
+    return UpdateRejected(
+        f"tensor {tensor!r} is in {one} and in {other}, and no index says which one counts; "
+        "remove one, or add the index"
+    )
 
 
 def _contents(file: OpenFile, layout: Layout) -> Mapping[str, Payload]:

@@ -1,9 +1,9 @@
 """Which files of a directory are the checkpoint.
 
-The first of these that exists decides, and nothing else in the directory is read:
+The first of these that exists decides, and no other file's tensors are read:
 
 1. ``model.safetensors.index.json`` and the shards that it names
-2. ``model.safetensors``
+2. ``model.safetensors``, when no other ``*.safetensors`` holds one of its tensors
 3. every other ``*.safetensors``, when no two hold the same tensor
 4. ``pytorch_model.bin.index.json`` and the shards that it names
 5. ``pytorch_model.bin``
@@ -31,10 +31,14 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The files to read, in order, and the index's word on each tensor (None: no index)."""
+    """The files to read, in order, and the index's word on each tensor (None: no index).
+
+    ``rivals`` are not read, and must not hold a tensor of one that is.
+    """
 
     files: tuple[str, ...]
     file_of: Mapping[str, str] | None = None
+    rivals: tuple[str, ...] = ()
 
     @property
     def is_safetensors(self) -> bool:
@@ -59,9 +63,11 @@ def find_layout(folder: Folder) -> Layout:
                     "there, wanted one of them; remove the older"
                 )
             return layout
-        if single in names:
-            return Layout(files=(single,))
         loose = tuple(sorted(name for name in names if name.endswith(suffix)))
+        if single in names:
+            # Of a torch file only all of it can be read: those are not looked into.
+            rivals = tuple(name for name in loose if name != single)
+            return Layout(files=(single,), rivals=rivals if suffix == ".safetensors" else ())
         if loose:
             _check_shard_sets(folder, loose)
             return Layout(files=loose)

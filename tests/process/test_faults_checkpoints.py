@@ -315,5 +315,25 @@ async def test_a29_only_the_index_says_where_a_tensor_comes_from(
         await assert_equals_fresh(server.client, b)
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_a29_an_older_save_beside_the_single_file_is_refused(
+    a: Path, b: Path, tmp_path: Path, mode: str
+) -> None:
+    written = edited(b, tmp_path / "b")
+    save_file(tensors_of(a), written / "consolidated.safetensors")
+    async with serving(load(a), load_mode=mode) as server:
+        before = await server.client.snapshot()
+        status, body = await server.client.post(
+            "/update_weights_from_disk", model_path=str(written)
+        )
+        assert (status, body["success"]) == (400, False)
+        assert "in model.safetensors and in consolidated.safetensors" in body["message"]
+        assert await server.client.snapshot() == before
+        (written / "consolidated.safetensors").unlink()
+        await server.client.update(written)
+
+        await assert_equals_fresh(server.client, b)
+
+
 def _names_in(file: Path) -> set[str]:
     return set(load_file(file))

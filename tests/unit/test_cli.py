@@ -108,6 +108,19 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+def test_a_misspelt_model_flag_is_named_rather_than_missed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("serve", "--modle", "/secret") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("hotswap serve: --modle is no flag of hotswap serve")
+    assert "did you mean --model?" in error
+    assert "/secret" not in error
+    # A plug-in's flag is no reason to call the model anything but missing.
+    assert run("serve", "--weights-root", ".") == 2
+    assert "--model is missing" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("arguments", [("--port", "http"), ("--no-such-flag",)])
 def test_a_bad_flag_is_exit_code_2(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -169,6 +182,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(
 
     error = capsys.readouterr().err
     assert error.splitlines()[-1].startswith(f"hotswap serve: cannot listen on 127.0.0.1:{port}: ")
+    assert error.endswith("; choose another with --port, or --port 0 for any that is free\n")
     assert "Traceback" not in error
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from hotswap.http.errors import ClientGone
 from hotswap.http.event_stream import EventStream
+from hotswap.http.failures import log_failure
 from hotswap.http.openai.choices import Choice, News, summary, usage
 from hotswap.http.openai.errors import openai_body
 from hotswap.http.replies import encode
 from hotswap.http.runs import run_together
 
 __all__ = ["Answer", "Form"]
-
-_log = logging.getLogger("hotswap.http")
 
 
 class Form(Protocol):
@@ -53,7 +51,7 @@ class Answer:
         return f"<Answer of {len(self._choices)} choices>"
 
     async def whole(self) -> dict[str, object]:
-        """The body, once every choice has ended. Raises: EngineFailed."""
+        """The body, once every choice has ended. Raises: as ``check_end``."""
         # At the same time: an engine may bound how much of a reply waits unread.
         await run_together([choice.read for choice in self._choices])
         return {
@@ -88,7 +86,7 @@ class Answer:
             raise
         except Exception as error:
             # The status has been sent: the stream itself has to tell of the error.
-            _log.exception("stream %s failed", self._head["id"])
+            log_failure(f"stream {self._head['id']}", error)
             await events.payload(encode(openai_body(error)))
         await events.payload(b"[DONE]")
         await events.end()

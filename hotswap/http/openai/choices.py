@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotswap.http.in_flight import Ticket
-from hotswap.http.runs import EngineFailed
 from hotswap.http.transcript import Transcript
+from hotswap.http.transcription import check_end
 from hotswap.seams import Generation, TokenChunk, TokenLogprob
 
 __all__ = ["Choice", "News", "Prompt", "summary", "usage"]
@@ -58,15 +58,14 @@ class Choice:
         return f"<Choice {self.index} {self.transcript!r}>"
 
     async def read(self, tell: Callable[[News], Awaitable[None]] | None = None) -> None:
-        """Take every chunk, and ``tell`` what it brought. Raises: EngineFailed."""
+        """Take every chunk, and ``tell`` what it brought. Raises: as ``check_end``."""
         async for chunk in self._generation:
             self._ticket.ended = chunk.finish_reason is not None
             self.transcript.add(chunk, stream=tell is not None)
             scored = self._scored(chunk)
             if tell is not None and chunk.finish_reason != "error":
                 await tell(self._news(scored))
-        if self.transcript.finish in (None, "error"):
-            raise EngineFailed(f"request {self._ticket.rid} ended with {self.transcript.finish}")
+        check_end(self._ticket.rid, self.transcript)
 
     @property
     def text(self) -> str:

@@ -6,7 +6,6 @@ Statuses are those of the shared table; only the body differs:
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 
@@ -21,11 +20,10 @@ from hotswap.http.errors import (
     message_of,
     wire_of,
 )
+from hotswap.http.failures import log_failure
 from hotswap.http.replies import Json
 
 __all__ = ["ModelNotFound", "OpenAiEnvelope", "ParameterRefused", "openai_body", "openai_reply"]
-
-_log = logging.getLogger("hotswap.http")
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 # How msgspec says where in the body something is wrong.
@@ -101,7 +99,7 @@ class OpenAiEnvelope:
             if begun:
                 raise
             if wire_of(error).status == 500:
-                _log.exception("%s %s failed", scope["method"], scope["path"])
+                log_failure(f"{scope['method']} {scope['path']}", error)
             await openai_reply(error)(scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:

@@ -69,6 +69,23 @@ async def test_closed_gate_rejects_at_once() -> None:
     assert admission.held == 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_pause_that_was_left_behind_says_how_to_end_it(policy: WhilePaused) -> None:
+    now = 0.0
+    machine = Machine(SHUT_GATE)
+    admission = Admission(machine, while_paused=policy, hold_s=0, clock=lambda: now)
+    now = 59.0
+    run(machine, Command.FLUSH, Situation())  # somebody is still there
+    now = 118.0
+    with pytest.raises(Paused, match=r"update; retry shortly$"):
+        await admission.enter()
+    now = 119.0
+    with pytest.raises(Paused, match=r"retry shortly \(.* for 60 s: POST /continue_generation"):
+        await admission.enter()
+    with admission.closed(), pytest.raises(Paused, match=r"retry shortly$"):
+        await admission.enter()
+
+
 async def test_closed_gate_holds_until_it_opens() -> None:
     machine, admission = door(SHUT_GATE, WhilePaused.HOLD)
     entering = asyncio.ensure_future(admission.enter())

@@ -240,6 +240,20 @@ async def test_unknown_strategy_names_the_dist() -> None:
     assert rig.controller.counters.updates["rsync", "rejected"] == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("faek", r"did you mean 'fake'\? If not: pip install hotswap-faek, then restart"),
+        ("; rm -rf", r"no strategy's name; send one that is installed$"),
+        ("x" * 65, r"no strategy's name; send one that is installed$"),
+    ],
+)
+async def test_a_misspelt_strategy_is_told_what_was_meant(asked: str, told: str) -> None:
+    rig = make_rig()
+    with pytest.raises(UpdateRejected, match=told):
+        await rig.controller.update(replace(update_from("A"), strategy=asked))
+
+
 async def test_strategy_sees_the_update_and_the_placement() -> None:
     rig = make_rig()
     update = update_from("A")

@@ -325,6 +325,27 @@ async def test_weights_that_are_no_numbers_end_requests_with_an_error(
     assert len(await generate(engine, PROMPT, max_new_tokens=4)) == 4
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_logits_that_are_not_finite_end_their_own_request_with_the_reason(
+    engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture, temperature: float
+) -> None:
+    alone = await generate(engine, PROMPT, max_new_tokens=6)
+    spoilt = min(set(range(10, 30)) - {*alone})
+    engine.model.model.embed_tokens.weight[spoilt] = float("nan")
+    gate = Turnstile(engine, passes=2)
+    other = submit(engine, PROMPT, rid="other", max_new_tokens=6)
+    await gate.reached()
+    bad = submit(engine, [5, spoilt, 7], rid="bad", max_new_tokens=4, temperature=temperature)
+    gate.open()
+    (end,) = await chunks_of(bad)
+    assert (end.token_id, end.finish_reason) == (None, "error")
+    assert end.error is not None
+    assert end.error.startswith("its logits are not finite under weight epoch 0 (version None)")
+    assert tokens_of(await chunks_of(other)) == alone
+    assert "Traceback" not in caplog.text
+    assert engine.in_flight == InFlightCounts()
+
+
 async def test_the_smallest_top_p_harms_nobody(engine: EmbeddedEngine) -> None:
     alone = await generate(engine, PROMPT, max_new_tokens=8)
     gate = Turnstile(engine, passes=2)

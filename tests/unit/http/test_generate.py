@@ -1,4 +1,5 @@
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +268,50 @@ async def test_an_engine_error_is_a_500(serve: Callable[..., Any]) -> None:
 
     assert start["status"] == 500
     assert decoded(body)["error"]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+async def test_an_engine_error_that_says_why_is_told_without_a_traceback(
+    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture, dialect: str
+) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None), dialect=dialect)
+    with caplog.at_level(logging.WARNING, logger="hotswap.http"):
+        async with AsgiCall(serving.app, "POST", "/generate", {"text": "a", "rid": "r"}) as call:
+            await serving.engine.submitted.wait()
+            serving.engine.generations["r"].finish("error", error="its logits are not finite")
+            start, body = await call.finished()
+
+    assert start["status"] == 500
+    error = decoded(body)["error"]
+    assert error["message"] == "request r ended: its logits are not finite"
+    assert error["code"] == ("generation_failed" if dialect == "gr" else 500)
+    assert error["retryable"] is False
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "its logits are not finite" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"max_tokens": 4, "regex": "a+", "top_k": 1}, ["max_tokens", "regex"]),
+        ([{"logit_bias": {}}, {"json_schema": "{}"}], ["json_schema", "logit_bias"]),
+        ({"regex": None, "max_new_tokens": 3}, []),
+    ],
+)
+async def test_sampling_parameters_without_effect_are_named(
+    serving: Any, sampling: object, named: list[str]
+) -> None:
+    text = ["a", "b"] if isinstance(sampling, list) else "a"
+    request = {"text": text, "sampling_params": sampling}
+    wanted = [f"sampling_params.{name}" for name in named]
+    status, body = await serving.json("POST", "/generate", json=request)
+    assert status == 200
+    for one in body if isinstance(body, list) else [body]:
+        assert one["meta_info"].get("ignored", []) == wanted
+
+    async with AsgiCall(serving.app, "POST", "/generate", request | {"stream": True}) as call:
+        assert (await call.next_event())["meta_info"].get("ignored", []) == wanted
 
 
 async def test_an_id_in_flight_is_refused_and_free_again_afterwards(

@@ -1,3 +1,4 @@
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -97,6 +98,23 @@ async def test_an_engine_error_in_a_stream_is_an_event(manual: Any) -> None:
     assert event["error"]["status"] == 500
     assert done == "[DONE]"
     assert len(manual.app.state.served.requests) == 0
+
+
+async def test_the_reason_of_an_engine_error_is_in_the_event_and_the_log_has_one_line(
+    manual: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="hotswap.http"):
+        async with streaming(manual) as (call, generation):
+            generation.finish("error", error="its logits are not finite")
+            event, done = await call.next_event(), await call.next_event()
+            await call.finished()
+
+    assert event["error"]["code"] == "generation_failed"
+    assert event["error"]["message"].endswith(" ended: its logits are not finite")
+    assert done == "[DONE]"
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().endswith("its logits are not finite")
 
 
 async def test_a_shutdown_ends_streams_with_abort_and_takes_no_more(manual: Any) -> None:

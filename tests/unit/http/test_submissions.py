@@ -104,6 +104,20 @@ async def test_fields_without_effect_are_named_in_the_reply(serving: Any) -> Non
     assert (await final(serving, "x"))[1]["meta_info"]["ignored"] == ["lora", "stream"]
 
 
+async def test_sampling_parameters_without_effect_are_named_in_the_reply(serving: Any) -> None:
+    await submit(serving, request_id="r", sampling_params={"max_tokens": 4, "seed": 1})
+    one = {"input_ids": [97], "sampling_params": {"regex": "a"}}
+    other = {"input_ids": [97], "sampling_params": {f"k{n:02}": n for n in range(20)}}
+    requests = [one | {"request_id": "x"}, other | {"request_id": "y", "lora": 1}]
+    await serving.json("POST", "/submit_many", json={"requests": requests})
+
+    for path in ("/result/r?timeout=5", "/poll/r"):
+        _, reply = await serving.json("GET", path)
+        assert reply["meta_info"]["ignored"] == ["sampling_params.max_tokens"]
+    named = (await final(serving, "x"))[1]["meta_info"]["ignored"]
+    assert named == ["lora", *[f"sampling_params.k{n:02}" for n in range(15)]]
+
+
 async def test_log_probabilities_are_in_every_reply_about_a_request(manual: Any) -> None:
     asked = {
         "return_logprob": True,
@@ -335,6 +349,18 @@ async def test_a_failed_request_says_so_for_good(
     status, reply = await manual.json("GET", "/poll/r")
     assert (status, reply["state"], reply["request_id"]) == (200, "failed", "r")
     assert_nothing_is_left(manual)
+
+
+async def test_a_failed_request_says_why(manual: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await submit(manual, request_id="r")
+    with caplog.at_level(logging.WARNING, logger="hotswap.http"):
+        generation_of(manual, "r").finish("error", error="its logits are not finite")
+        status, reply = await final(manual, "r")
+    assert (status, reply["state"]) == (500, "failed")
+    assert reply["error"]["code"] == "generation_failed"
+    assert reply["error"]["message"] == "request r ended: its logits are not finite"
+    (record,) = caplog.records
+    assert record.exc_info is None
 
 
 async def test_a_wait_for_a_result_ends_when_its_time_is_up(manual: Any) -> None:

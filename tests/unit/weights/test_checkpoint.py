@@ -219,8 +219,33 @@ def test_the_order_of_preference(tmp_path: Path) -> None:
     assert load(directory)["w"].item() == 3.0
     save_file(weights[4.0], directory / "other.safetensors")
     assert load(directory)["w"].item() == 4.0
+    (directory / "other.safetensors").unlink()
     save_file(weights[5.0], directory / "model.safetensors")
     assert load(directory)["w"].item() == 5.0
+
+
+def test_another_file_with_a_tensor_of_the_single_one_is_refused(tmp_path: Path) -> None:
+    """A29: no index, and the same name in several files."""
+    old, new = torch.zeros(2), torch.ones(2)
+    directory = save(
+        tmp_path,
+        {"model.safetensors": {"v": new, "w": new.clone()}, "model-1.safetensors": {"w": old}},
+    )
+    named = r"'w' is in model.safetensors and in model-1.safetensors, and no index"
+    with fds_return(), pytest.raises(UpdateRejected, match=named):
+        Checkpoint.open(directory)
+    # Tensors of other names are no contradiction, and are not read.
+    save_file({"adapter": old}, directory / "model-1.safetensors")
+    assert load(directory).keys() == {"v", "w"}
+
+
+def test_what_is_no_safetensors_beside_the_single_file_is_nobodys_rival(tmp_path: Path) -> None:
+    directory = save(tmp_path, {"model.safetensors": {"w": torch.ones(2)}})
+    (directory / "junk.safetensors").write_bytes(b"not a safetensors file")
+    (directory / "folder.safetensors").mkdir()
+    (directory / "gone.safetensors").symlink_to(directory / "nowhere")
+    with fds_return():
+        assert load(directory).keys() == {"w"}
 
 
 def test_a_file_tensor_refuses_memory_that_does_not_fit(tmp_path: Path) -> None:
