@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import anyio
 import pytest
+from hotswap_disk import hotswap_metrics
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -197,10 +198,13 @@ async def test_every_metric_is_documented_and_none_besides(
 ) -> None:
     serving = serve(engine=Knowing())
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"`(hotswap_\w+)`", page))
+    of_core, _, of_plugins = page.partition("\n## From a plug-in\n")
     text = (await serving.client.get("/metrics")).text
-    shown = {
-        family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        for family in text_string_to_metric_families(text)
-    }
-    assert documented == shown
+    shown = {_full_name(family) for family in text_string_to_metric_families(text)}
+    assert set(re.findall(r"`(hotswap_\w+)`", of_core)) == shown
+    brought = {_full_name(one) for metrics in hotswap_metrics() for one in metrics.collect()}
+    assert set(re.findall(r"^\| `(hotswap_\w+)`", of_plugins, re.MULTILINE)) == brought
+
+
+def _full_name(family: Metric) -> str:
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
