@@ -27,6 +27,7 @@ import anyio.to_thread
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
 from hotswap.seams import Engine, Plan
 from hotswap.types import Bucket, LoadMode, Payload, WeightStamp
+from hotswap.uninterrupted import own_threads
 from hotswap.weights.delivery import Delivery
 from hotswap.weights.plan import CheckedPlan
 from hotswap.weights.staging import Staging
@@ -207,7 +208,9 @@ class Transaction:
     async def _check_held_ties(self) -> None:
         with _source_faults():
             if isinstance(self._plan, CheckedPlan):
-                await anyio.to_thread.run_sync(check_ties, self._plan, dict(self._held))
+                await anyio.to_thread.run_sync(
+                    check_ties, self._plan, dict(self._held), limiter=own_threads()
+                )
         self._ties_checked = True
 
     async def _check_ties(self, staging: Staging) -> None:

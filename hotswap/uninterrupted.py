@@ -13,10 +13,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
-from anyio import to_thread
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar, checkpoint_if_cancelled
 
-__all__ = ["on_worker_thread", "uninterrupted"]
+__all__ = ["on_worker_thread", "own_threads", "uninterrupted"]
+
+_THREADS = 40
+_limiter: RunVar[CapacityLimiter] = RunVar("hotswap_threads")
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -43,12 +46,26 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     return result
 
 
+def own_threads() -> CapacityLimiter:
+    """What limits the worker threads of our own work, for the event loop that runs.
+
+    Not anyio's default one: forward passes of an embedder may hold all threads of that while
+    they wait at the gate for the very update that would need one more.
+    """
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = CapacityLimiter(_THREADS)
+        _limiter.set(limiter)
+        return limiter
+
+
 async def on_worker_thread(work: Callable[[*Args], T], *args: *Args) -> T:
     """Run blocking ``work`` on a worker thread.
 
     A cancelled caller leaves when the thread has finished and not before: what
     the thread uses (a mapping, an open file) may then be released.
     """
-    result = await uninterrupted(to_thread.run_sync(work, *args))
+    result = await uninterrupted(to_thread.run_sync(work, *args, limiter=own_threads()))
     await checkpoint_if_cancelled()
     return result

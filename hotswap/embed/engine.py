@@ -20,7 +20,7 @@ from hotswap.types import (
     Scope,
     WeightStamp,
 )
-from hotswap.uninterrupted import on_worker_thread
+from hotswap.uninterrupted import on_worker_thread, own_threads
 from hotswap.weights.compiled import refuse_frozen
 from hotswap.weights.target import WeightTarget
 
@@ -129,7 +129,7 @@ class GatedEngine:
                 _synchronise(self.target.module)
 
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(run)
+            await anyio.to_thread.run_sync(run, limiter=own_threads())
 
 
 def _synchronise(module: torch.nn.Module) -> None:

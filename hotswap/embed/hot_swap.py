@@ -103,22 +103,29 @@ class HotSwap:
         source: str,
         *,
         strategy: str = "disk",
-        version: str | None = None,
+        version: str | int | None = None,
         scope: Scope = Scope.FULL,
         mode: LoadMode = LoadMode.STAGED,
         options: Mapping[str, object] | None = None,
     ) -> UpdateReport:
         """Replace the weights; forward passes stand still for the commit alone.
 
+        ``version`` is a label; a number is taken as its digits.
+
         Cancelled before the first write it is undone; after it, it runs to its end.
-        Raises: what ``Controller.update`` raises.
+        Raises: RuntimeError before the ``async with`` block or inside the gate, and what
+        ``Controller.update`` raises.
         """
+        if not self._entered:
+            raise RuntimeError(
+                "this HotSwap does not run yet; update inside its 'async with' block"
+            )
         self.gate.check_outside("update")
         return await self.controller.update(
             Update(
                 source=source,
                 strategy=strategy,
-                version=version,
+                version=None if version is None else str(version),
                 scope=scope,
                 mode=mode,
                 options=options or {},

@@ -20,7 +20,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.seams import Stage
 from hotswap.stream import reading
 from hotswap.types import Placement, Update
-from hotswap.uninterrupted import uninterrupted
+from hotswap.uninterrupted import own_threads, uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.roots import Allowed, Roots
 from hotswap_disk.counting import OPEN, OPENED
@@ -65,7 +65,7 @@ class DiskStrategy:
         opening = _Opening(update.source, self.allowed)
         try:
             try:
-                checkpoint = await anyio.to_thread.run_sync(opening.run)
+                checkpoint = await anyio.to_thread.run_sync(opening.run, limiter=own_threads())
             except UpdateRejected:
                 OPENED.labels("rejected").inc()
                 raise
@@ -74,7 +74,7 @@ class DiskStrategy:
                 yield checkpoint
         finally:
             # In a task of its own: a task that is cancelled here would never start the thread.
-            await uninterrupted(anyio.to_thread.run_sync(opening.close))
+            await uninterrupted(anyio.to_thread.run_sync(opening.close, limiter=own_threads()))
 
 
 class _Opening:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import httpx
 import pytest
 import torch
@@ -83,6 +85,21 @@ async def test_a_refused_source_changes_nothing_and_the_gate_stays_open(tmp_path
         async with swap.gate:
             assert output(module) == 16.0
     assert repr(swap) == ("<HotSwap serving <WeightTarget Sequential 2 tensors>>")
+
+
+async def test_a_number_is_a_version_too_and_becomes_text(b: str) -> None:
+    async with HotSwap(filled(1.0)) as swap:
+        assert (await swap.update(b, version=7)).stamp.version == "7"
+        assert (await swap.update(b)).stamp.version == "7"
+
+
+async def test_before_the_block_an_update_is_refused(b: str) -> None:
+    module = filled(1.0)
+    swap = HotSwap(module)
+    with pytest.raises(RuntimeError, match="update inside its 'async with' block"):
+        await swap.update(b)
+    async with swap, swap.gate:
+        assert output(module) == 16.0
 
 
 async def test_inside_the_gate_an_update_is_refused(b: str) -> None:
@@ -187,6 +204,22 @@ async def test_a_paused_server_that_ends_lets_its_threads_go() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
     assert await asyncio.wait_for(waiting, LIMIT_S) == 16.0
+
+
+async def test_passes_that_hold_every_worker_thread_do_not_hold_up_the_update(b: str) -> None:
+    module = filled(1.0)
+    threads = anyio.to_thread.current_default_thread_limiter()
+    threads.total_tokens = 2
+    async with HotSwap(module) as swap:
+        await swap.controller.pause(PauseMode.WAIT)
+        waiting = [
+            asyncio.create_task(anyio.to_thread.run_sync(_pass, swap, module)) for _ in range(3)
+        ]
+        await anyio.wait_all_tasks_blocked()
+        assert threads.available_tokens == 0
+        await asyncio.wait_for(swap.update(b), LIMIT_S)
+        await swap.controller.resume()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S) == [64.0] * 3
 
 
 def _pass(swap: HotSwap, module: nn.Module) -> float:
