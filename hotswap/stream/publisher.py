@@ -23,7 +23,9 @@ from hotswap.stream.layout import INDEX, directory_of, spelled
 __all__ = ["Change", "publish_delta"]
 
 Change: TypeAlias = tuple[str, Bytes, Bytes]
-"""Tensor name, old bytes, new bytes."""
+"""Tensor name, old bytes, new bytes: flat arrays of ``uint8``."""
+
+_HOW = "give array.reshape(-1).view(numpy.uint8), or tensor.reshape(-1).view(torch.uint8).numpy()"
 
 
 def publish_delta(
@@ -39,15 +41,17 @@ def publish_delta(
     Each of ``parts`` becomes one file, unless nothing changed in it; a part is held in
     memory, compressed. Tensors that did not change are left out.
 
-    Raises: StreamError for version 0 or less, a tensor in two parts, one that changed its
-    length, or one too long for ``overwrite``; UnknownEncoding; OSError.
+    What is refused leaves nothing behind. An OSError may leave a directory without its index,
+    which nobody takes for a version; publishing it again completes it.
+
+    Raises: TypeError for what is no flat array of ``uint8``; StreamError for version 0 or
+    less, a tensor in two parts, one that changed its length, or one too long for
+    ``overwrite``; UnknownEncoding; OSError.
     """
     if version < 1:
         raise StreamError(f"version {version} cannot be published, wanted 1 or more")
     new_hasher(checksum_format)
     chosen = encoding_named(encoding)
-    directory = directory_of(source, version)
-    directory.mkdir(parents=True, exist_ok=True)
     encoded = [_encoded(part, chosen, checksum_format) for part in parts]
     files = [part for part in encoded if part]
     weight_map = dict[str, str]()
@@ -57,7 +61,10 @@ def publish_delta(
         if twice:
             raise StreamError(f"tensor {min(twice)!r} is in two parts, wanted it in one")
         weight_map |= dict.fromkeys(part, file)
-        _write(directory / file, _file(part))
+    directory = directory_of(Path(source), version)
+    directory.mkdir(parents=True, exist_ok=True)
+    for part in files:
+        _write(directory / weight_map[next(iter(part))], _file(part))
     _write(directory / INDEX, _index(version, chosen, checksum_format, weight_map))
     return directory
 
@@ -67,11 +74,27 @@ def _encoded(
 ) -> dict[str, tuple[bytes, str]]:
     def entries() -> Iterator[tuple[str, tuple[bytes, str]]]:
         for name, old, new in changes:
+            _check_flat(name, "old", old)
+            _check_flat(name, "new", new)
             blob = encode(encoding, old, new)
             if blob is not None:
                 yield name, (blob, checksum(checksum_format, new.data))
 
     return dict(entries())
+
+
+def _check_flat(name: str, which: str, value: object) -> None:
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.uint8 and value.ndim == 1 and value.flags.c_contiguous:
+            return
+        loose = "" if value.flags.c_contiguous else ", not contiguous"
+        seen = f"an array of {value.dtype}, shape {value.shape}{loose}"
+    else:
+        seen = f"of type {type(value).__name__}"
+    raise TypeError(
+        f"tensor {name!r}: its {which} bytes are {seen}, wanted a contiguous numpy array of uint8 "
+        f"with one dimension; {_HOW}"
+    )
 
 
 def _file(part: Mapping[str, tuple[bytes, str]]) -> bytes:

@@ -9,11 +9,11 @@ import xxhash
 
 from hotswap.stream.blobs import Delta, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
-from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
 from hotswap.stream.source_file import header_text
-from hotswap.stream.stored import StoredTensors, opened_seed
+from hotswap.stream.stored import StoredTensors, is_weight_file, opened_seed
 from hotswap.weights.folder import Folder
 from hotswap.weights.roots import Allowed
 
@@ -47,6 +47,13 @@ class Source:
     def full(self, version: int) -> StoredTensors:
         """A full version, open. Raises: SourceNotReady, VersionMalformed."""
         directory = directory_of(self.path, version)
+        with raised_as(SourceNotReady), self._open(version) as folder:
+            if not any(map(is_weight_file, folder.names())):
+                # Publishers make the directory first: an empty one is not about a full version.
+                raise SourceNotReady(
+                    f"{directory}: version {version} is not published (yet), neither an index nor "
+                    "weights are there; pull again once its publisher has written it"
+                )
         return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady)
 
     def digest(self, version: int) -> str:

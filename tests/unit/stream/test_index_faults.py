@@ -144,6 +144,14 @@ def test_a_missing_version_is_named_and_the_target_that_is_not_there_is_not_read
     assert not refused(stream, 3, VersionMissing, "version 2 is missing on the way to 3").retryable
 
 
+def test_a_directory_that_a_publisher_has_only_begun_is_not_ready(stream: Stream) -> None:
+    directory = directory_of(stream.source, 4)
+    directory.mkdir()
+    assert refused(stream, 4, SourceNotReady, r"version 4 is not published \(yet\)").retryable
+    (directory / "model-00000-of-00001.safetensors.tmp").write_bytes(b"begun")
+    refused(stream, 4, SourceNotReady, r"version 4 is not published \(yet\)")
+
+
 def test_a_delta_that_skips_versions_needs_none_of_them(stream: Stream) -> None:
     edit_index(directory_of(stream.source, 3), base_version="000001")
     refused(stream, 3, DeltaDamaged, "gives bytes with the checksum")

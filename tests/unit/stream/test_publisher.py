@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 import xxhash
 import zstandard
 
@@ -110,3 +112,34 @@ def test_what_cannot_be_published_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownEncoding, match="'gap', wanted one of xor, overwrite"):
         publish_delta(tmp_path, 1, [[change]], encoding="gap")
     assert not (tmp_path / "weight_v000001" / INDEX).exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        pytest.param(bytes(6), "of type bytes", id="bytes"),
+        pytest.param(torch.zeros(6, dtype=torch.uint8), "of type Tensor", id="tensor"),
+        pytest.param(np.zeros(6, np.float32), r"an array of float32, shape \(6,\), ", id="floats"),
+        pytest.param(np.zeros((2, 3), np.uint8), r"an array of uint8, shape \(2, 3\), ", id="rows"),
+        pytest.param(np.zeros(12, np.uint8)[::2], r"an array .* \(6,\), not contiguous", id="step"),
+    ],
+)
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_what_is_no_flat_array_of_bytes_is_refused(
+    value: Any, seen: str, which: str, tmp_path: Path
+) -> None:
+    old, new = (value if which == name else np.zeros(6, np.uint8) for name in ("old", "new"))
+    with pytest.raises(TypeError, match=f"tensor 'w': its {which} bytes are {seen}"):
+        publish_delta(tmp_path, 1, [[("w", old, new)]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_leaves_no_directory_behind(tmp_path: Path) -> None:
+    change = ("w", np.zeros(6, np.uint8), np.ones(6, np.uint8))
+    for parts, refusal in (
+        ([[change], [change]], "is in two parts"),
+        ([[("w", change[1], np.ones(7, np.uint8))]], "from 6 bytes to 7"),
+    ):
+        with pytest.raises(StreamError, match=refusal):
+            publish_delta(tmp_path, 1, parts)
+    assert list(tmp_path.iterdir()) == []
