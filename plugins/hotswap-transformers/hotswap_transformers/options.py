@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from hotswap_transformers.engine import TransformersEngine
 
 __all__ = ["engine_from_options"]
+
+# Both print to standard error by themselves, in a form of their own.
+_LOGGERS = ("transformers", "ContinuousBatchingLogger")
 
 
 @asynccontextmanager
@@ -27,6 +31,7 @@ async def engine_from_options(values: Mapping[str, object]) -> AsyncIterator[Tra
 def _load(values: Mapping[str, object]) -> TransformersEngine:
     from hotswap_transformers.engine import TransformersEngine
 
+    _log_as_the_server_does()
     return TransformersEngine.from_directory(
         str(values["model"]),
         dtype=str(values.get("dtype", "auto")),
@@ -37,6 +42,14 @@ def _load(values: Mapping[str, object]) -> TransformersEngine:
         max_total_tokens=_number(values, "max-total-tokens", 0) or None,
         mem_fraction_static=float(str(values.get("mem-fraction-static", 0.5))),
     )
+
+
+def _log_as_the_server_does() -> None:
+    """Hand the library's lines to the process's own handlers, which know its format."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
 
 
 def _number(values: Mapping[str, object], name: str, default: int) -> int:

@@ -49,6 +49,7 @@ def test_it_serves_and_swaps_over_http(tmp_path: Path) -> None:
         ServerProcess(
             a,
             *("--engine", "transformers", "--device", "cpu", "--max-total-tokens", "4096"),
+            *("--log-format", "json"),
             environ={"OMP_NUM_THREADS": "1"},
         ) as server,
         server.client() as client,
@@ -78,3 +79,6 @@ def test_it_serves_and_swaps_over_http(tmp_path: Path) -> None:
             *_, last = lines
         assert '"type":"abort"' in last
     assert server.exit_code == 0
+    # transformers, which has a format of its own, logs as the server does.
+    loggers = {json.loads(line)["logger"] for line in server.log.splitlines()}
+    assert {"ContinuousBatchingLogger", "hotswap.update"} <= loggers
