@@ -7,9 +7,11 @@ stderr. With ``--json`` an error is the result.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.codes import ExitCode, exit_code_of
@@ -17,7 +19,14 @@ from hotswap.cli.codes import ExitCode, exit_code_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console_of", "fail", "print_json", "print_text"]
+__all__ = [
+    "console_of",
+    "fail",
+    "print_json",
+    "print_text",
+    "retries_shown",
+    "retries_unsaid",
+]
 
 
 def print_json(shown: Mapping[str, Any]) -> None:
@@ -52,6 +61,37 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
         for line in told:
             print(f"hotswap {command}: {line}", file=sys.stderr, flush=True)
     return code
+
+
+def retries_shown(command: str) -> AbstractContextManager[None]:
+    """Within it, what the client says of its retries is on stderr, as lines of ``command``."""
+    return _heard_by(_Lines(command))
+
+
+def retries_unsaid() -> AbstractContextManager[None]:
+    """Within it, nothing says so: for a command that shows by itself whether it is answered."""
+    return _heard_by(logging.NullHandler())
+
+
+@contextmanager
+def _heard_by(handler: logging.Handler) -> Iterator[None]:
+    log = logging.getLogger("hotswap.client")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    """Looks for stderr anew each time: a live bar puts itself in its place."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"hotswap {self._command}: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def console_of(stream: Any) -> Console | None:

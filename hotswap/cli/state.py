@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import fail, print_json, print_text
+from hotswap.cli.output import fail, print_json, print_text, retries_shown
 
 if TYPE_CHECKING:
     from hotswap.client import ServerState
@@ -21,7 +21,7 @@ def run_state(options: argparse.Namespace) -> ExitCode:
     from hotswap.errors import HotswapError
 
     try:
-        with blocking_client(options) as client:
+        with retries_shown("state"), blocking_client(options) as client:
             if options.wait is not None:
                 client.wait_ready(within_s=options.wait)
             seen = client.state()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import console_of, fail, print_json, print_text
+from hotswap.cli.output import console_of, fail, print_json, print_text, retries_shown
 
 if TYPE_CHECKING:
     from hotswap.client import AsyncClient, UpdateResult
@@ -27,7 +27,8 @@ def run_update(options: argparse.Namespace) -> ExitCode:
     from hotswap.errors import HotswapError
 
     try:
-        result = anyio.run(_update, options)
+        with retries_shown("update"):
+            result = anyio.run(_update, options)
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
         return fail("update", error, as_json=options.json)
     if options.json:

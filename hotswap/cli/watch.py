@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hotswap.cli.board import Board, PastUpdate
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import console_of, fail, print_json, print_text
+from hotswap.cli.output import console_of, fail, print_json, print_text, retries_unsaid
 from hotswap.cli.state import state_lines, state_object
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ async def _watch(options: argparse.Namespace) -> ExitCode:
     board = Board()
     console = None if options.json else console_of(sys.stdout)
     with ExitStack() as shown:
+        shown.enter_context(retries_unsaid())
         live = None if console is None else shown.enter_context(_live(console))
         report = Reporter(board, live=live, as_json=options.json)
         async with (

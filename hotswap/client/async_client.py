@@ -38,7 +38,8 @@ class AsyncClient:
     ) -> None:
         """``server`` None asks the server whose it is, once. ``http`` replaces the HTTP
         client, which honours no proxy of the environment; its owner closes it.
-        Raises: ValueError for an address that is none."""
+        Keys are stripped of white space around them. Raises: ValueError for an address
+        that is none, and for a key that no header can have; it does not repeat the key."""
         kind = None if server is None else ServerKind(server)
         self._session = Session(url, api_key=api_key, admin_key=admin_key, kind=kind)
         self._http = http or httpx.AsyncClient(trust_env=False)

@@ -81,6 +81,9 @@ class Driver:
                     return next(self._pieces, b"")
                 case CloseStream():
                     self.close_stream()
+        except httpx.LocalProtocolError:
+            # Not as its cause either: what it says may repeat a header, and so a key.
+            raise _unsendable() from None
         except httpx.TransportError as error:
             raise _no_reply(error) from error
         return None
@@ -142,6 +145,9 @@ class AsyncDriver:
                     return b"" if self._pieces is None else await anext(self._pieces, b"")
                 case CloseStream():
                     await self.close_stream()
+        except httpx.LocalProtocolError:
+            # Not as its cause either: what it says may repeat a header, and so a key.
+            raise _unsendable() from None
         except httpx.TransportError as error:
             raise _no_reply(error) from error
         return None
@@ -188,3 +194,12 @@ def _headers(response: httpx.Response) -> dict[str, str]:
 def _no_reply(error: httpx.TransportError) -> NoReply:
     said = str(error) or "no reason given"
     return NoReply(f"{type(error).__name__}: {said}", sent=not isinstance(error, _NEVER_SENT))
+
+
+def _unsendable() -> NoReply:
+    return NoReply(
+        "LocalProtocolError: HTTP does not allow one of its headers; wanted visible characters "
+        "in those of the httpx client that was given and in the id to begin after",
+        sent=False,
+        final=True,
+    )

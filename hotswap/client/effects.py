@@ -32,11 +32,15 @@ T = TypeVar("T")
 
 
 class NoReply(Exception):
-    """No whole reply came. ``sent`` is false when the server cannot have seen the request."""
+    """No whole reply came. ``sent`` is false when the server cannot have seen the request.
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    ``final`` is true when the request itself is wrong: sending it again would not help.
+    """
+
+    def __init__(self, reason: str, *, sent: bool, final: bool = False) -> None:
         super().__init__(reason)
         self.sent = sent
+        self.final = final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,8 @@ class Send:
     path: str
     timeout_s: float
     body: Mapping[str, object] | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    # Not shown: a key is in there.
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ class OpenStream:
 
     path: str
     timeout_s: float
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ class NotReady(HotswapError):
 class RequestRefused(HotswapError):
     """The server answered with an error that no command had a part in (a key, a route).
 
-    ``status`` is the HTTP status.
+    ``status`` is the HTTP status; 0 when HTTP does not allow the request itself (one of its
+    headers), so that it was not sent.
     """
 
     def __init__(self, message: str, *, status: int) -> None:

@@ -14,7 +14,7 @@ from hotswap.client.commands import flush, state
 from hotswap.client.effects import NoReply, Steps, sleep
 from hotswap.client.errors import NoAnswer, OutcomeUnknown
 from hotswap.client.replies import body_of, update_error
-from hotswap.client.session import Budget, ServerKind, Session, is_busy
+from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRolledBack
 
@@ -71,6 +71,7 @@ def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[
             return found
         if budget.left_s <= _POLL_S or attempt == wanted.attempts:
             break
+        tell_of_retry(f"{_doing(session, wanted)}: sent {attempt} times and not done", budget)
         yield from sleep(_POLL_S)
     raise NoAnswer(
         f"{_doing(session, wanted)}: sent {attempt} times within {budget.seconds:g} s, and the "
@@ -89,6 +90,8 @@ def _attempt(
     try:
         reply = yield from session.ask_once(_PATH, budget, body=body)
     except NoReply as error:
+        if error.final:
+            raise session.not_sent(_PATH, error) from error
         if not error.sent:
             return None
         return (yield from _found_out(session, wanted, before, budget, error))

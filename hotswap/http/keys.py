@@ -17,7 +17,7 @@ so do other schemes, which are somebody else's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hotswap.api_keys import ApiKey
@@ -39,16 +39,17 @@ class Keys:
     def check(self, level: Level, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Return when a request with ``headers`` may use a route of ``level``.
 
-        Raises: Unauthorized, Forbidden. Neither says anything of the route or the keys.
+        Raises: Unauthorized, Forbidden. Neither says anything of the route or the keys, but
+        to who has the API key: that it is not the admin key.
         """
         wanted = self._wanted(level)
         if wanted is None:
             return
         sent = sent_keys(headers)
-        # Every one is compared: how long it takes must not tell which was right.
-        right = [wanted.matches(key) for key in sent]
-        if not right or not all(right):
-            raise Unauthorized
+        right = _all_match(wanted, sent)
+        right_for_others = self.api is not None and _all_match(self.api, sent)
+        if not right:
+            raise Unauthorized(wants_admin=right_for_others and wanted is self.admin)
 
     def _wanted(self, level: Level) -> ApiKey | None:
         """The key that ``level`` asks for; None asks for none. Raises: Forbidden."""
@@ -59,6 +60,13 @@ class Keys:
         if self.admin is None:
             raise Forbidden
         return self.admin
+
+
+def _all_match(wanted: ApiKey, sent: Sequence[bytes]) -> bool:
+    """Whether there is a key at all, and each is the one."""
+    # Every one is compared: how long it takes must not tell which was right.
+    right = [wanted.matches(key) for key in sent]
+    return bool(right) and all(right)
 
 
 def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

@@ -43,6 +43,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_checkpoint(tmp_path / ".demo" / "A", seed=1)
     make_checkpoint(tmp_path / ".demo" / "B", seed=2)
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    # A page that keeps something in the home directory must not touch the real one.
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

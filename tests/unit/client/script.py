@@ -113,7 +113,7 @@ class Script:
         if isinstance(answer, NoReply):
             if answer is LOST and isinstance(effect, Send):
                 self.now += min(effect.timeout_s, 10.0)
-            raise NoReply(str(answer), sent=answer.sent)
+            raise NoReply(str(answer), sent=answer.sent, final=answer.final)
         return answer
 
     @property

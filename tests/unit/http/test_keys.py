@@ -145,6 +145,33 @@ async def test_who_has_no_key_cannot_tell_what_there_is(serve: Any, server: str)
     assert '"code":"unauthorized"' in text
 
 
+async def test_who_has_the_api_key_is_told_that_the_admin_key_is_needed(serve: Any) -> None:
+    serving = keyed(serve, "both")
+    reply = await serving.client.post("/pause_generation", headers=bearer(API))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (401, "unauthorized")
+    assert error["message"].startswith("this route asks for the admin key")
+    assert serving.commands.calls == []
+
+
+@pytest.mark.parametrize(
+    ("server", "headers"),
+    [
+        ("both", {}),
+        ("both", bearer(WRONG)),
+        ("both", {**bearer(API), "x-gr-api-key": WRONG}),
+        ("both", {**bearer(API), "x-gr-api-key": ADMIN}),
+        ("admin", bearer(API)),
+        ("api", bearer(ADMIN)),
+    ],
+)
+async def test_nobody_else_is_told(serve: Any, server: str, headers: dict[str, str]) -> None:
+    reply = await keyed(serve, server).client.post("/pause_generation", headers=headers)
+    message = reply.json()["error"]["message"]
+    assert reply.status_code == 401
+    assert message.startswith("this server asks for a key that the request does not bring; send")
+
+
 @pytest.mark.parametrize(
     ("headers", "let_in"),
     [
