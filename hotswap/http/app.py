@@ -26,6 +26,7 @@ from hotswap.http.openapi import openapi
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
+from hotswap.http.unread import CloseUnread
 from hotswap.http.weight_routes import introspection_routes, weight_routes
 from hotswap.plugins import Plugins
 from hotswap.seams import Engine
@@ -117,6 +118,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
+            Middleware(CloseUnread),
             Middleware(CountResponses, responses=served.observation.responses),
             Middleware(ErrorEnvelope, dialect=served.dialect),
             Middleware(OpenAiEnvelope, routes=openai_routes()),
