@@ -49,6 +49,17 @@ def status_line(server: ServerProcess, method: str, target: str, *, key: str = "
     return exchange(server, f"{head}\r\n".encode()).partition(b"\r\n")[0]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/pause_generation", "/unknown"])
+def test_a_refusal_before_the_body_ends_the_connection_in_so_many_words(
+    keyed: ServerProcess, path: str
+) -> None:
+    """Else the client's next request would run into a connection that is closed."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    reply = exchange(keyed, head.encode()).lower()
+    assert reply.startswith(b"http/1.1 401")
+    assert b"\r\nconnection: close\r\n" in reply
+
+
 def test_no_key_on_the_command_line(keyed: ServerProcess) -> None:
     shown = (Path("/proc") / str(keyed.pid) / "cmdline").read_bytes()
 
