@@ -82,6 +82,7 @@ def _take(fd: int, path: Path, *, shared: bool, timeout_s: float) -> None:
                 f"{path} was held by another pull or reader for {timeout_s:g} s; pull again "
                 "when it is done"
             )
+        # flock waits for ever or not at all, and callers bring a thread that may block.
         time.sleep(_POLL_S)
 
 

@@ -43,7 +43,8 @@ def test_loading_leaves_no_thread_to_whoever_called(checkpoint: Make) -> None:
         torch.set_num_threads(2)
         counts.append(_threads())
         load_model(directory, dtype="float32", device="cpu")
-        # Torch's workers learn that their thread has ended, and end a moment later.
+        # Torch's workers learn that their thread has ended, and end a moment later. They
+        # tell nobody, so that there is nothing to wait for but the count itself.
         deadline = time.monotonic() + 30
         while _threads() > counts[0] and time.monotonic() < deadline:
             time.sleep(0.001)

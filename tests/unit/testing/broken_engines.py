@@ -103,6 +103,7 @@ class Lenient(ModuleEngine):
         return super().plan(manifest, scope)
 
     def forgives(self, manifest: Manifest, live: Manifest) -> bool:
+        # Never called: each engine below says what it forgives.
         raise NotImplementedError
 
 
@@ -256,6 +257,7 @@ class OpensAFile(ModuleEngine):
 class KnowsNoWait(ModuleEngine):
     async def pause(self, mode: PauseMode) -> EnginePause:
         if mode is PauseMode.WAIT:
+            # The planted fault: the seam has four modes, and this engine knows three.
             raise NotImplementedError(mode)
         return await super().pause(mode)
 
