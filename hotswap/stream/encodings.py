@@ -1,7 +1,8 @@
-"""How a tensor's change is written: ``xor`` and ``overwrite``, each one zstd frame.
+"""How a tensor's change is written: ``xor`` and ``overwrite``, each one zstd frame, and ``gap``.
 
 ``xor``: new ^ old, as long as the tensor. ``overwrite``: ``count`` u4, ``count``
 byte positions u4, ``count`` new bytes; all little-endian, positions ascending.
+``gap``: see ``hotswap.stream.gap``.
 
 Rule: a blob is believed only as far as the tensor's length bounds it, and every
 bound is checked before memory is taken for what the blob says.
@@ -9,6 +10,7 @@ bound is checked before memory is taken for what the blob says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
@@ -16,6 +18,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
+from hotswap.stream.frames import LEVEL, Bytes
+from hotswap.stream.gap import decode_gap, encode_gap, steps_of
 
 __all__ = [
     "Bytes",
@@ -28,10 +32,6 @@ __all__ = [
     "overwrites",
 ]
 
-Bytes = NDArray[np.uint8]
-"""A tensor's bytes, one-dimensional."""
-
-_LEVEL = 1
 _POSITION_BYTES = 4
 _COUNT_BYTES = 4
 _MAX_POSITIONS = 2**32
@@ -43,6 +43,7 @@ class Encoding(StrEnum):
 
     XOR = "xor"
     OVERWRITE = "overwrite"
+    GAP = "gap"
 
 
 def encoding_named(name: object, *, where: str = "") -> Encoding:
@@ -69,6 +70,8 @@ def apply(encoding: Encoding, blob: memoryview, tensor: Bytes, *, where: str) ->
     """
     if encoding is Encoding.XOR:
         _apply_xor(blob, tensor, where)
+    elif encoding is Encoding.GAP:
+        _apply_gap(blob, tensor, where)
     else:
         positions, values = overwrites(blob, len(tensor), where=where)
         tensor[positions] = values
@@ -119,8 +122,17 @@ def check_xor_size(blob: memoryview, length: int, *, where: str) -> None:
         )
 
 
-def encode(encoding: Encoding, old: Bytes, new: Bytes) -> bytes | None:
+def encode(
+    encoding: Encoding,
+    old: Bytes,
+    new: Bytes,
+    *,
+    width: int = 1,
+    seen: Callable[[memoryview], object] | None = None,
+) -> bytes | None:
     """The blob that turns ``old`` into ``new``; None when nothing changed.
+
+    ``width``: bytes an element, for ``gap``. ``seen`` is given every byte of ``new``, in order.
 
     Raises: StreamError for another length, or a tensor too long for ``overwrite``.
     """
@@ -129,6 +141,10 @@ def encode(encoding: Encoding, old: Bytes, new: Bytes) -> bytes | None:
             f"a tensor went from {len(old)} bytes to {len(new)}, wanted the same length; "
             "publish a full version"
         )
+    if encoding is Encoding.GAP:
+        return encode_gap(old, new, width if len(new) % width == 0 else 1, seen=seen)
+    if seen is not None:
+        seen(new.data)
     if encoding is Encoding.XOR:
         change = np.bitwise_xor(old, new)
         payload = change.data if change.any() else None
@@ -136,11 +152,11 @@ def encode(encoding: Encoding, old: Bytes, new: Bytes) -> bytes | None:
         payload = _overwrite_payload(old, new)
     if payload is None:
         return None
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
+    return zstandard.ZstdCompressor(level=LEVEL).compress(payload)
 
 
 def _max_payload(encoding: Encoding, length: int) -> int:
-    if encoding is Encoding.XOR:
+    if encoding is not Encoding.OVERWRITE:
         return length
     return _COUNT_BYTES + (_POSITION_BYTES + 1) * length
 
@@ -179,6 +195,14 @@ def _apply_xor(blob: memoryview, tensor: Bytes, where: str) -> None:
             "publish it again"
         )
     np.bitwise_xor(tensor, np.frombuffer(payload, np.uint8), out=tensor)
+
+
+def _apply_gap(blob: memoryview, tensor: Bytes, where: str) -> None:
+    change = decode_gap(blob, len(tensor), where=where)
+    if isinstance(change, memoryview):
+        _apply_xor(change, tensor, where)
+    else:
+        steps_of(change).apply(tensor)
 
 
 def _overwrite_payload(old: Bytes, new: Bytes) -> memoryview | None:

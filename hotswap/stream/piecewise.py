@@ -6,6 +6,7 @@ piece needs, so that memory does not grow with the tensor, nor with what a blob 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import zstandard
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, check_xor_size, overwrites
 from hotswap.stream.errors import DeltaDamaged
+from hotswap.stream.gap import decode_gap, steps_of
 
 __all__ = ["Piecewise", "piecewise"]
 
@@ -37,6 +39,11 @@ def piecewise(delta: Delta, length: int) -> Piecewise:
     """``delta`` at the beginning of its tensor of ``length`` bytes. Raises: DeltaDamaged."""
     if delta.encoding is Encoding.XOR:
         return _Xor(delta, length)
+    if delta.encoding is Encoding.GAP:
+        change = decode_gap(delta.blob, length, where=delta.where)
+        if isinstance(change, memoryview):
+            return _Xor(replace(delta, blob=change), length)
+        return steps_of(change)
     return _Overwrite(delta, length)
 
 

@@ -15,16 +15,18 @@ from typing import TypeAlias
 import numpy as np
 import safetensors.numpy
 
-from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
+from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.encodings import Bytes, Encoding, encode, encoding_named
 from hotswap.stream.errors import StreamError
-from hotswap.stream.layout import INDEX, directory_of, spelled
+from hotswap.stream.layout import INDEX, directory_of
+from hotswap.stream.publisher_index import delta_index
 
 __all__ = ["Change", "publish_delta"]
 
 Change: TypeAlias = tuple[str, Bytes, Bytes]
 """Tensor name, old bytes, new bytes: flat arrays of ``uint8``."""
 
+_WIDTH = 2
 _HOW = "give array.reshape(-1).view(numpy.uint8), or tensor.reshape(-1).view(torch.uint8).numpy()"
 
 
@@ -35,11 +37,13 @@ def publish_delta(
     *,
     encoding: str = "xor",
     checksum_format: str = OWN_CHECKSUM,
+    widths: Mapping[str, int] | None = None,
 ) -> Path:
     """Write ``version``, which builds on the one before it; return its directory.
 
     Each of ``parts`` becomes one file, unless nothing changed in it; a part is held in
-    memory, compressed. Tensors that did not change are left out.
+    memory, compressed. Tensors that did not change are left out. ``widths``: bytes an element
+    (1, 2, 4, 8) by tensor, for ``gap``; 2 where it does not say.
 
     What is refused leaves nothing behind. An OSError may leave a directory without its index,
     which nobody takes for a version; publishing it again completes it.
@@ -52,7 +56,7 @@ def publish_delta(
         raise StreamError(f"version {version} cannot be published, wanted 1 or more")
     new_hasher(checksum_format)
     chosen = encoding_named(encoding)
-    encoded = [_encoded(part, chosen, checksum_format) for part in parts]
+    encoded = [_encoded(part, chosen, checksum_format, widths or {}) for part in parts]
     files = [part for part in encoded if part]
     weight_map = dict[str, str]()
     for number, part in enumerate(files):
@@ -70,15 +74,20 @@ def publish_delta(
 
 
 def _encoded(
-    changes: Iterable[Change], encoding: Encoding, checksum_format: str
+    changes: Iterable[Change],
+    encoding: Encoding,
+    checksum_format: str,
+    widths: Mapping[str, int],
 ) -> dict[str, tuple[bytes, str]]:
     def entries() -> Iterator[tuple[str, tuple[bytes, str]]]:
         for name, old, new in changes:
             _check_flat(name, "old", old)
             _check_flat(name, "new", new)
-            blob = encode(encoding, old, new)
+            hasher = new_hasher(checksum_format)
+            width = widths.get(name, _WIDTH)
+            blob = encode(encoding, old, new, width=width, seen=hasher.update)
             if blob is not None:
-                yield name, (blob, checksum(checksum_format, new.data))
+                yield name, (blob, hasher.hexdigest())
 
     return dict(entries())
 
@@ -106,16 +115,13 @@ def _file(part: Mapping[str, tuple[bytes, str]]) -> bytes:
 def _index(
     version: int, encoding: Encoding, checksum_format: str, weight_map: Mapping[str, str]
 ) -> bytes:
-    index = {
-        "metadata": {
-            "version": spelled(version),
-            "base_version": spelled(version - 1),
-            "delta_encoding": str(encoding),
-            "compression_format": "zstd",
-            "checksum_format": checksum_format,
-        },
-        "weight_map": weight_map,
-    }
+    index = delta_index(
+        version,
+        base=version - 1,
+        encoding=encoding,
+        checksum_format=checksum_format,
+        weight_map=weight_map,
+    )
     return json.dumps(index).encode()
 
 

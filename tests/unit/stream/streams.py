@@ -11,6 +11,7 @@ import safetensors.numpy
 import xxhash
 
 from hotswap.errors import UpdateRejected
+from hotswap.stream.checksums import OWN_CHECKSUM
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.layout import INDEX, directory_of
 from hotswap.stream.publisher import publish_delta
@@ -88,12 +89,19 @@ def write_checkpoint(directory: Path, tensors: Tensors, *, files: int = 2) -> Pa
 
 
 def publish(
-    source: Path, version: int, old: Tensors, new: Tensors, *, files: int = 1, **options: str
+    source: Path,
+    version: int,
+    old: Tensors,
+    new: Tensors,
+    *,
+    files: int = 1,
+    encoding: str = "xor",
+    checksum_format: str = OWN_CHECKSUM,
 ) -> Path:
     """Publish ``new`` as ``version`` on ``old``, in ``files`` parts."""
     changes = [(name, old[name], new[name]) for name in sorted(new)]
     parts = [changes[number::files] for number in range(files)]
-    return publish_delta(source, version, parts, **options)
+    return publish_delta(source, version, parts, encoding=encoding, checksum_format=checksum_format)
 
 
 class Stream:
@@ -109,14 +117,29 @@ class Stream:
         for encoding in encodings:
             self.add(encoding)
 
-    def add(self, encoding: str, *, share: float = 0.01, files: int = 1) -> Path:
+    def add(
+        self,
+        encoding: str,
+        *,
+        share: float = 0.01,
+        files: int = 1,
+        checksum_format: str = OWN_CHECKSUM,
+    ) -> Path:
         """Publish one version more; ``full`` for a whole checkpoint without an index."""
         version, old = len(self.tensors), self.tensors[-1]
         new = changed(old, version, share=share)
         self.tensors.append(new)
         if encoding == "full":
             return write_checkpoint(directory_of(self.source, version), new, files=1)
-        return publish(self.source, version, old, new, encoding=encoding, files=files)
+        return publish(
+            self.source,
+            version,
+            old,
+            new,
+            files=files,
+            encoding=encoding,
+            checksum_format=checksum_format,
+        )
 
     def at(self, version: int) -> dict[str, bytes]:
         """The bytes that ``version`` has."""

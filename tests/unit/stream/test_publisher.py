@@ -109,8 +109,8 @@ def test_what_cannot_be_published_is_refused(tmp_path: Path) -> None:
         publish_delta(tmp_path, 1, [[change], [change]])
     with pytest.raises(UnknownEncoding, match="'md5'"):
         publish_delta(tmp_path, 1, [[change]], checksum_format="md5")
-    with pytest.raises(UnknownEncoding, match="'gap', wanted one of xor, overwrite"):
-        publish_delta(tmp_path, 1, [[change]], encoding="gap")
+    with pytest.raises(UnknownEncoding, match="'zip', wanted one of xor, overwrite, gap"):
+        publish_delta(tmp_path, 1, [[change]], encoding="zip")
     assert not (tmp_path / "weight_v000001" / INDEX).exists()
 
 

@@ -1,0 +1,54 @@
+"""Streams of bytes that are stored as they are, or as one zstd frame where that is smaller.
+
+Rule: how long a stream is when it is unpacked is known beforehand, and a frame that says
+otherwise, or nothing, is refused before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from hotswap.stream.errors import DeltaDamaged
+
+__all__ = ["LEVEL", "Bytes", "packed", "unpacked"]
+
+Bytes: TypeAlias = NDArray[np.uint8]
+"""A tensor's bytes, one-dimensional."""
+
+LEVEL = 1
+"""The level of zstd at which everything in a stream is compressed."""
+
+
+def packed(raw: Bytes) -> tuple[bytes, bool]:
+    """What to store for ``raw``, and whether that is a zstd frame."""
+    frame = zstandard.ZstdCompressor(level=LEVEL).compress(raw.data)
+    return (frame, True) if len(frame) < len(raw) else (raw.tobytes(), False)
+
+
+def unpacked(stored: memoryview, size: int, *, compressed: bool, where: str) -> Bytes:
+    """The ``size`` bytes that ``stored`` stands for; never to be written to.
+
+    ``where`` names version, tensor and stream in messages. Raises: DeltaDamaged.
+    """
+    if not compressed:
+        _check(len(stored), size, where)
+        return np.frombuffer(stored.toreadonly(), np.uint8)
+    try:
+        # The library takes memory for the size that a frame declares, whatever it may be.
+        _check(zstandard.get_frame_parameters(stored).content_size, size, where)
+        raw = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DeltaDamaged(
+            f"{where}: not one zstd frame of {size} bytes ({error}); publish it again"
+        ) from error
+    _check(len(raw), size, where)
+    return np.frombuffer(raw, np.uint8)
+
+
+def _check(seen: int, size: int, where: str) -> None:
+    if seen != size:
+        raise DeltaDamaged(f"{where}: unpacks to {seen} bytes, wanted {size}; publish it again")

@@ -1,0 +1,167 @@
+"""``gap``: which elements changed, as distances, and how, as new XOR old.
+
+What it costs follows the number of changed elements. Where the plain xor of the whole
+tensor is smaller the blob holds that, so that it is never longer by more than its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from hotswap.stream.frames import LEVEL, Bytes
+from hotswap.stream.gap_layout import (
+    HEAD_BYTES,
+    Sparse,
+    Symbols,
+    dense_blob,
+    escape_of,
+    head_of,
+    parse_sparse,
+    sparse_blob,
+)
+from hotswap.stream.gap_native import NativeSteps, has_native, native_changes
+from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes
+
+__all__ = ["Steps", "decode_gap", "encode_gap", "steps_of"]
+
+_PIECE_BYTES = 2**20
+"""Compared and hashed together: what was read once is still in the processor's cache."""
+
+_EXACT_BYTES = 2**20
+"""Up to here both ways are always written and the shorter one is taken."""
+
+_SAMPLE_BYTES = 2**18
+_SAMPLES_PER_64 = 2
+_LEAST_SAMPLES = 4
+_SAFE = 0.7
+"""A sample that makes xor this much longer needs no exact comparison."""
+
+_SPARSE_SHARE = 16
+_SHORT_GAPS = 512
+"""Mean gaps longer than this are written with two bytes each."""
+
+
+class Steps(Protocol):
+    """A decoded change on its way through its tensor."""
+
+    def apply(self, piece: Bytes) -> None:
+        """Turn the next ``piece`` from old bytes into new ones."""
+        ...
+
+    def finish(self) -> None:
+        """The tensor is through."""
+        ...
+
+
+def encode_gap(
+    old: Bytes,
+    new: Bytes,
+    width: int,
+    *,
+    seen: Callable[[memoryview], object] | None = None,
+    native: bool | None = None,
+) -> bytes | None:
+    """The blob that turns ``old`` into ``new``, elements of ``width`` bytes; None for no change.
+
+    ``seen`` is given every byte of ``new``, in order: a checksum costs less while they are
+    at hand. ``native``: compiled or not, None for compiled where that can be.
+    """
+    at, values = _changes(old, new, width, seen, native)
+    if not len(at):
+        return None
+    elements = len(new) // width
+    planes = [np.ascontiguousarray(values.view(np.uint8)[byte::width]) for byte in range(width)]
+    blob = sparse_blob(_symbols(at, elements), planes, elements=elements)
+    if not _may_be_longer(blob, old, new, at, width):
+        return blob
+    frame = zstandard.ZstdCompressor(level=LEVEL).compress(np.bitwise_xor(old, new).data)
+    if HEAD_BYTES + len(frame) >= len(blob):
+        return blob
+    return dense_blob(frame, width=width, elements=elements, changed=len(at))
+
+
+def decode_gap(blob: memoryview, length: int, *, where: str) -> Sparse | memoryview:
+    """What ``blob`` changes in a tensor of ``length`` bytes, or the xor frame that it holds.
+
+    ``where`` names version and tensor in messages. Raises: DeltaDamaged.
+    """
+    head = head_of(blob, length, where=where)
+    if head.is_dense:
+        return blob[HEAD_BYTES:]
+    return parse_sparse(blob, head, where=where)
+
+
+def steps_of(sparse: Sparse, *, native: bool | None = None) -> Steps:
+    """``sparse`` at the beginning of its tensor."""
+    if _is_native(native):
+        return NativeSteps(sparse)
+    return PlainSteps(sparse)
+
+
+def _is_native(native: bool | None) -> bool:
+    return has_native() if native is None else native
+
+
+def _changes(
+    old: Bytes,
+    new: Bytes,
+    width: int,
+    seen: Callable[[memoryview], object] | None,
+    native: bool | None,
+) -> Found:
+    find = native_changes if _is_native(native) else plain_changes
+    ats, values = list[NDArray[np.int64]](), list[NDArray[Any]]()
+    for begin in range(0, len(new), _PIECE_BYTES):
+        piece = new[begin : begin + _PIECE_BYTES]
+        at, value = find(old[begin : begin + _PIECE_BYTES], piece, width)
+        at += begin // width
+        ats.append(at)
+        values.append(value)
+        if seen is not None:
+            seen(piece.data)
+    if not ats:
+        return np.empty(0, np.int64), np.empty(0, f"<u{width}")
+    return np.concatenate(ats), np.concatenate(values)
+
+
+def _symbols(at: NDArray[np.int64], elements: int) -> Symbols:
+    """The distances between ascending positions ``at``."""
+    gap_width = 1 if elements <= _SHORT_GAPS * len(at) else 2
+    escape = escape_of(gap_width)
+    gaps = np.diff(at, prepend=-1)
+    gaps -= 1
+    if gaps.max() < escape:
+        return gaps.astype(f"<u{gap_width}")
+    escapes = gaps // escape
+    gaps -= escapes * escape
+    ends = np.cumsum(escapes)
+    ends += np.arange(len(gaps))
+    symbols = np.full(int(ends[-1]) + 1, escape, f"<u{gap_width}")
+    symbols[ends] = gaps
+    return symbols
+
+
+def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], width: int) -> bool:
+    """Whether the xor of the whole tensor might be shorter than ``blob``.
+
+    To compress it costs more than all the rest, so that for long tensors with few changes
+    samples answer; a sample that leaves a doubt is a yes.
+    """
+    if len(new) <= _EXACT_BYTES or len(at) * _SPARSE_SHARE * width > len(new):
+        return True
+    windows = len(new) // _SAMPLE_BYTES
+    samples = max(_LEAST_SAMPLES, windows * _SAMPLES_PER_64 // 64)
+    changed, frames = 0, 0
+    for number in range(samples):
+        begin = number * windows // samples * _SAMPLE_BYTES
+        part = slice(begin, begin + _SAMPLE_BYTES)
+        first, last = np.searchsorted(at, (part.start // width, part.stop // width))
+        changed += int(last - first)
+        change = np.bitwise_xor(old[part], new[part])
+        frames += len(zstandard.ZstdCompressor(level=LEVEL).compress(change.data))
+    return _SAFE * frames * len(at) < len(blob) * changed or not changed

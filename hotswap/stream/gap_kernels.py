@@ -1,0 +1,78 @@
+"""The two loops that a compiler makes fast: where a tensor changed, and changing it.
+
+Plain Python that ``numba`` compiles (``gap_native``). Rule: one compiled form each, whatever
+the width of the elements, and nothing is looked up outside of the arguments.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotswap.stream.frames import Bytes
+from hotswap.stream.gap_layout import Symbols
+
+__all__ = ["change_piece", "find_changes"]
+
+Words = NDArray[np.uint64]
+
+
+def find_changes(
+    old: Words, new: Words, bits: np.uint64, mask: np.uint64, at: NDArray[np.int64], values: Words
+) -> int:
+    """Fill ``at`` and ``values`` with the elements of ``bits`` bits that differ; how many.
+
+    ``at`` counts elements from the first; both have room for every element.
+    """
+    found = 0
+    per_word = 64 // int(bits)
+    for word in range(len(old)):
+        change = old[word] ^ new[word]
+        if change == 0:
+            continue
+        for part in range(per_word):
+            value = change & mask
+            if value != 0:
+                at[found] = word * per_word + part
+                values[found] = value
+                found += 1
+            # In two steps, because a shift by all 64 bits is nothing that a processor knows.
+            change = (change >> (bits - np.uint64(1))) >> np.uint64(1)
+    return found
+
+
+def change_piece(
+    symbols: Symbols,
+    planes: Bytes,
+    width: int,
+    escape: int,
+    place: NDArray[np.int64],
+    piece: Bytes,
+    begin: int,
+) -> None:
+    """XOR what lies in ``piece``, which begins at byte ``begin`` of the tensor.
+
+    ``planes`` [width x changed]. ``place``: the next symbol, the next value and the element
+    after the last gap; moved on. An element that the piece has only half of stays next.
+    """
+    symbol, value, element = place[0], place[1], place[2]
+    end = begin + len(piece)
+    while symbol < len(symbols):
+        gap = np.int64(symbols[symbol])
+        if gap == escape:
+            element += gap
+            symbol += 1
+            continue
+        first = (element + gap) * width
+        if first >= end:
+            break
+        for byte in range(width):
+            where = first + byte
+            if begin <= where < end:
+                piece[where - begin] ^= planes[byte, value]
+        if first + width > end:
+            break
+        element += gap + 1
+        symbol += 1
+        value += 1
+    place[0], place[1], place[2] = symbol, value, element

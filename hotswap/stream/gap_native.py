@@ -1,0 +1,101 @@
+"""The loops of ``gap_kernels``, compiled by numba: ``pip install 'hotswap[native]'``.
+
+Both ways give the same bytes. The first use compiles, which takes seconds and is kept
+beside the module for later processes where that can be written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hotswap.stream import gap_kernels
+from hotswap.stream.frames import Bytes
+from hotswap.stream.gap_layout import Sparse, escape_of
+from hotswap.stream.gap_plain import Found, plain_changes
+
+__all__ = ["NativeSteps", "has_native", "native_changes"]
+
+_log = logging.getLogger("hotswap.stream")
+_WORD_BYTES = 8
+
+
+@cache
+def has_native() -> bool:
+    """Whether numba is installed and works here."""
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:
+        _log.debug("gap deltas without a compiler: %s", error)
+        return False
+    return True
+
+
+@cache
+def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    numba = importlib.import_module("numba")
+    # Without the GIL: a thread for each core works on tensors of its own.
+    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True)(kernel)
+    return compiled
+
+
+def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
+    """As ``plain_changes``."""
+    words = len(old) // _WORD_BYTES
+    whole = words * _WORD_BYTES
+    room = whole // width
+    at, values = np.empty(room, np.int64), np.empty(room, np.uint64)
+    mask = np.uint64((1 << 8 * width) - 1)
+    found = _compiled(gap_kernels.find_changes)(
+        _fixed(old[:whole]).view("<u8"),
+        _fixed(new[:whole]).view("<u8"),
+        np.uint64(8 * width),
+        mask,
+        at,
+        values,
+    )
+    head = at[:found], values[:found].astype(f"<u{width}")
+    if whole == len(old):
+        return head
+    tail_at, tail_values = plain_changes(old[whole:], new[whole:], width)
+    return np.concatenate((head[0], tail_at + room)), np.concatenate((head[1], tail_values))
+
+
+class NativeSteps:
+    """As ``PlainSteps``."""
+
+    def __init__(self, sparse: Sparse) -> None:
+        self._symbols = _fixed(sparse.symbols)
+        self._planes = _fixed(np.stack(sparse.planes))
+        self._width = sparse.head.width
+        self._escape = escape_of(sparse.head.gap_width)
+        self._place = np.zeros(3, np.int64)
+        self._begin = 0
+
+    def apply(self, piece: Bytes) -> None:
+        """Turn the next ``piece`` from old bytes into new ones."""
+        _compiled(gap_kernels.change_piece)(
+            self._symbols,
+            self._planes,
+            self._width,
+            self._escape,
+            self._place,
+            piece,
+            self._begin,
+        )
+        self._begin += len(piece)
+
+    def finish(self) -> None:
+        """Everything was checked at the beginning."""
+
+
+def _fixed(array: Any) -> Any:
+    """``array`` as one that is not written to: each kind of array is compiled for anew."""
+    fixed = array.view()
+    fixed.flags.writeable = False
+    return fixed
