@@ -81,10 +81,11 @@ CONTRACTS: Mapping[str, HookContract] = {
     "hotswap_routes": _AT_LOAD,
     "hotswap_metrics": _AT_LOAD,
     "hotswap_pre_read": HookContract(
-        called="before each update is staged, while the server serves",
+        called="before each update is staged, and before each pull of a published version looks "
+        "at its source, while the server serves",
         thread="event loop",
         timeout_s=60.0,
-        raising="rejects the update",
+        raising="rejects the update or the pull",
     ),
     "hotswap_post_write": HookContract(
         called="on a publisher, once a version is written and before it is announced",
@@ -156,11 +157,16 @@ class Hooks(Protocol):
         """
 
     @_spec
-    async def hotswap_pre_read(self, source: str, version: str | None) -> None:
+    async def hotswap_pre_read(
+        self, source: str, version: str | None, options: Mapping[str, object]
+    ) -> None:
         """Make ``source`` readable before it is read, on a shared filesystem for example.
 
         Called on the event loop before each update is staged, while the server serves;
         block on a thread only. Raising, or taking longer than 60 s, rejects the update.
+        Before a pull ``source`` is the directory of published versions and ``version`` the
+        target's number, once a pull, under its lock. ``options`` has the values of all
+        options by their names.
         """
 
     @_spec

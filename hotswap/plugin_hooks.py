@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -12,25 +12,37 @@ from hotswap.errors import HotswapError, UpdateRejected
 from hotswap.hookspecs import TIMEOUTS_S
 from hotswap.state import Change
 
-__all__ = ["ChangedHook", "PostWriteHook", "PreReadHook"]
+__all__ = ["ChangedHook", "PostWriteHook", "PreReadHook", "with_options"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreReadHook:
-    """``hotswap_pre_read`` of the plug-in ``name``."""
+    """``hotswap_pre_read`` of the plug-in ``name``.
+
+    ``call`` takes source and version, and ``options`` unless these are None.
+    """
 
     name: str
-    call: Callable[[str, str | None], Awaitable[None]]
+    call: Callable[..., Awaitable[None]]
     timeout_s: float = TIMEOUTS_S["hotswap_pre_read"]
+    options: Mapping[str, object] | None = None
 
     async def __call__(self, source: str, version: str | None) -> None:
         """Wait until ``source`` may be read.
 
         Raises: UpdateRejected when the hook fails or takes longer than ``timeout_s``.
         """
-        await _bounded(self.call(source, version), f"{self.name}: pre-read hook", self.timeout_s)
+        given = (source, version) if self.options is None else (source, version, self.options)
+        await _bounded(self.call(*given), f"{self.name}: pre-read hook", self.timeout_s)
+
+
+def with_options(
+    hooks: Iterable[PreReadHook], values: Mapping[str, object]
+) -> tuple[PreReadHook, ...]:
+    """``hooks``, those of plug-ins with the ``values`` of all options by their names."""
+    return tuple(hook if hook.options is None else replace(hook, options=values) for hook in hooks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

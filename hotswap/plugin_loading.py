@@ -22,7 +22,7 @@ from hotswap.hookspecs import (
     Hooks,
     StrategyFactory,
 )
-from hotswap.options import Option
+from hotswap.options import Option, option_values
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
 from hotswap.state import Change
 
@@ -105,6 +105,7 @@ class Finder(pluggy.PluginManager):
         _check_functions(plugin)
         dist, version = dist_of(entry_point)
         bound = self._bound(plugin, name=f"{dist}:{entry_point.name}")
+        options = _options(bound)
         return Contribution(
             dist=dist,
             version=version,
@@ -112,11 +113,13 @@ class Finder(pluggy.PluginManager):
             hooks=tuple(sorted(bound)),
             strategies=_factories(bound, "hotswap_strategies"),
             engines=_factories(bound, "hotswap_engines"),
-            options=_options(bound),
+            options=options,
             routes=_routes(bound),
             metrics=_metrics(bound),
             pre_read=tuple(
-                PreReadHook(name=dist, call=call) for call in _async(bound, "hotswap_pre_read")
+                # Until a server brings the values that it was given, the defaults count.
+                PreReadHook(name=dist, call=call, options=option_values(options, environ={}))
+                for call in _async(bound, "hotswap_pre_read")
             ),
             post_write=tuple(
                 PostWriteHook(name=dist, call=call) for call in _async(bound, "hotswap_post_write")
@@ -266,8 +269,8 @@ def _metrics(bound: _Bound) -> tuple[Collector, ...]:
     return cast(tuple[Collector, ...], collectors)
 
 
-def _async(bound: _Bound, hook: str) -> list[Callable[[str, str | None], Awaitable[None]]]:
+def _async(bound: _Bound, hook: str) -> list[Callable[..., Awaitable[None]]]:
     # _check_functions has made sure of the async def; pluggy of the arguments' names.
     if hook not in bound:
         return []
-    return [cast(Callable[[str, str | None], Awaitable[None]], bound[hook])]
+    return [cast(Callable[..., Awaitable[None]], bound[hook])]

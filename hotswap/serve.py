@@ -37,7 +37,15 @@ from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.logs import configure_logs, tell_of_server
-from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
+from hotswap.plugin_hooks import with_options
+from hotswap.plugins import (
+    EMBEDDED,
+    Plugins,
+    missing_strategy_message,
+    resolve_engine,
+    resolve_strategies,
+)
+from hotswap.pulls import Puller
 from hotswap.rehearsal import keep_out_of_collections, rehearse
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
@@ -111,7 +119,7 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
         controller = Controller(
             engine,
             strategies=strategies,
-            pre_read=plugins.pre_read,
+            pre_read=with_options(plugins.pre_read, settings.option_values),
             changed=plugins.changed,
             stamp=stamp,
             while_paused=paused_policy(settings),

@@ -18,6 +18,7 @@ from hotswap.http.app import create_app
 from hotswap.http.dialect import paused_policy
 from hotswap.http.served import Served
 from hotswap.options import option_values
+from hotswap.plugin_hooks import with_options
 from hotswap.plugins import Plugins, load_plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings
@@ -56,15 +57,15 @@ class HotSwap:
         target = module if isinstance(module, WeightTarget) else WeightTarget(module)
         told = settings or Settings()
         plugins = load_plugins() if strategies is None else Plugins()
+        values = option_values(plugins.options) | told.option_values
         if strategies is None:
-            values = option_values(plugins.options) | told.option_values
             strategies = resolve_strategies(plugins, values)
         self.gate: ForwardGate = ForwardGate()
         self.engine: GatedEngine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
         self.controller: Controller = Controller(
             self.engine,
             strategies=strategies,
-            pre_read=plugins.pre_read,
+            pre_read=with_options(plugins.pre_read, values),
             changed=plugins.changed,
             stamp=stamp,
             while_paused=paused_policy(told),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +38,29 @@ class Chain:
 
 
 def open_version(source: Path, version: int, allowed: Allowed | None) -> Folder:
-    """Pin the directory of ``version``. Raises: SourceNotReady, OutsideRoots."""
+    """Pin the directory of ``version``, once the source's own listing has it.
+
+    A network filesystem may remember for a minute that a name was not there; it is a listing
+    that refreshes it. Raises: SourceNotReady, OutsideRoots.
+    """
     directory = directory_of(source, version)
+    try:
+        if directory.name not in os.listdir(source):
+            raise _not_there(directory, version)
+    except OSError as error:
+        raise _not_there(directory, version) from error
     try:
         return Folder.open(directory, allowed=allowed)
     except UpdateRejected as error:
         if error.__cause__ is None:
             raise OutsideRoots(str(error)) from error
-        raise SourceNotReady(
-            f"{directory}: version {version} is not there (yet); pull again once it is published"
-        ) from error
+        raise _not_there(directory, version) from error
+
+
+def _not_there(directory: Path, version: int) -> SourceNotReady:
+    return SourceNotReady(
+        f"{directory}: version {version} is not there (yet); pull again once it is published"
+    )
 
 
 def resolve(

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from hotswap.stream.errors import VersionMalformed
 from hotswap.weights.strict_json import parse_object
 
-__all__ = ["LENGTH_BYTES", "Header", "Span", "header_room", "parse_header"]
+__all__ = ["LENGTH_BYTES", "MAX_HEADER_BYTES", "Header", "Span", "header_room", "parse_header"]
 
 LENGTH_BYTES = 8
 """The little-endian length of the header's JSON comes first."""
 
-_MAX_HEADER_BYTES = 100 * 2**20
+MAX_HEADER_BYTES = 100 * 2**20
+"""What the format allows a header."""
+
 _MAX_NATURAL = 2**63 - 1
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
 
@@ -56,7 +58,7 @@ def header_room(names: Collection[str]) -> int:
     """
     # A name appears twice, each character as six at most (\\u00e9), or four bytes of UTF-8.
     needed = 64 * 2**10 + sum(12 * len(name) + 1024 for name in names)
-    return min(needed, _MAX_HEADER_BYTES)
+    return min(needed, MAX_HEADER_BYTES)
 
 
 def parse_header(text: bytes, *, source: str) -> Header:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -37,15 +37,17 @@ Hide: TypeAlias = Callable[[], Hidden]
 class PreReadTests(Suite, suite=True):
     """Fixtures: ``pre_read``, the hook, and ``hide``, a :data:`Hide`.
 
-    ``missing_source`` names a source that nobody can make readable.
+    ``missing_source`` names a source that nobody can make readable, ``options`` are the
+    values of the plug-in's options.
     """
 
+    options: ClassVar[Mapping[str, object]] = {}
     missing_source: ClassVar[str] = "/hotswap-conformance/no-such-source"
 
     def test_it_is_written_as_async_def(self, pre_read: PreRead) -> None:
-        """With ``source`` and ``version``, or fewer: others are refused at load."""
+        """With ``source``, ``version`` and ``options``, or fewer: others are refused at load."""
         assert inspect.iscoroutinefunction(pre_read)
-        assert set(inspect.signature(pre_read).parameters) <= {"source", "version"}
+        assert set(inspect.signature(pre_read).parameters) <= {"source", "version", "options"}
 
     def test_the_source_is_readable_afterwards(self, pre_read: PreRead, hide: Hide) -> None:
         """When it returns, and not some time later."""
@@ -181,6 +183,6 @@ class PreReadTests(Suite, suite=True):
 
     async def _call(self, pre_read: PreRead, source: str, version: str | None = "1") -> None:
         """As hotswap calls it: with those of the arguments that it takes."""
-        arguments = {"source": source, "version": version}
+        arguments = {"source": source, "version": version, "options": self.options}
         taken = inspect.signature(pre_read).parameters
         await pre_read(**{name: arguments[name] for name in taken if name in arguments})
