@@ -38,14 +38,7 @@ from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.logs import configure_logs, tell_of_server
 from hotswap.plugin_hooks import with_options
-from hotswap.plugins import (
-    EMBEDDED,
-    Plugins,
-    missing_strategy_message,
-    resolve_engine,
-    resolve_strategies,
-)
-from hotswap.pulls import Puller
+from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
 from hotswap.rehearsal import keep_out_of_collections, rehearse
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
