@@ -6,6 +6,7 @@ Rule: nothing here touches the weights, so that whatever goes wrong here is
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import anyio
 from hotswap.errors import UpdateRejected
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.seams import LoadStrategy, Stage
-from hotswap.types import Bucket, Placement, Update
+from hotswap.types import Bucket, Manifest, Placement, Update
 from hotswap.uninterrupted import on_worker_thread
 
 __all__ = [
@@ -113,8 +114,9 @@ async def opened(
     What the body raised is raised, whatever the strategy makes of it on its way out.
     Raises: UpdateRejected when entering fails, or leaving after a body that did not.
     """
-    context = strategy.open(update, placement)
     what = f"{update.source!r} (strategy {update.strategy!r})"
+    with rejecting(f"opening {what}"):
+        context = _checked_context(strategy.open(update, placement))
     failure: BaseException | None = None
     # Entered before the strategy's own scopes and task groups, which it stays open
     # with, so that it may become their shield once they have to be left.
@@ -122,6 +124,8 @@ async def opened(
         with rejecting(f"opening {what}"):
             stage = await context.__aenter__()
         try:
+            with rejecting(f"opening {what}"):
+                _check_stage(stage)
             yield stage
         except BaseException as error:
             failure = error
@@ -129,6 +133,27 @@ async def opened(
         await _leave(context, failure, what)
     if guard.cancelled_caught:
         raise failure or UpdateRejected(f"releasing {what} took longer than {RELEASE_S:g} s")
+
+
+def _checked_context(context: object) -> AbstractAsyncContextManager[Stage]:
+    """What a strategy's ``open`` returned. Raises: TypeError for what cannot be entered."""
+    if isinstance(context, AbstractAsyncContextManager):
+        return context
+    if inspect.iscoroutine(context):
+        context.close()
+    raise TypeError(
+        f"open() returned a {type(context).__name__}, wanted an asynchronous context manager; put "
+        "@contextlib.asynccontextmanager above it"
+    )
+
+
+def _check_stage(stage: Stage) -> None:
+    manifest: object = stage.manifest
+    if not isinstance(manifest, Manifest):
+        raise TypeError(
+            f"the manifest of its stage is a {type(manifest).__name__}, wanted a hotswap.Manifest; "
+            "make it with Manifest.of(specs)"
+        )
 
 
 async def _leave(

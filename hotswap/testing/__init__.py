@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hotswap.testing.checkpoints import make_checkpoint, make_labelled_checkpoint
-    from hotswap.testing.engine_tests import EngineFactory, EngineTests, LiveWeights
+    from hotswap.testing.engine_tests import EngineTests
     from hotswap.testing.fakes import FakeEngine, FakeStrategy
+    from hotswap.testing.given import EngineFactory, LiveWeights, Publish, WrongFixture
     from hotswap.testing.module_engine import ModuleEngine
+    from hotswap.testing.overriding import leave_out, override
     from hotswap.testing.pre_read_tests import Hidden, Hide, PreRead, PreReadTests
+    from hotswap.testing.running import run_suite
     from hotswap.testing.server import ServerProcess
-    from hotswap.testing.strategy_tests import Publish, StrategyTests
-    from hotswap.testing.suites import leave_out, override, run_suite
+    from hotswap.testing.strategy_tests import StrategyTests
 
 __all__ = [
     "EngineFactory",
@@ -33,6 +35,7 @@ __all__ = [
     "Publish",
     "ServerProcess",
     "StrategyTests",
+    "WrongFixture",
     "leave_out",
     "make_checkpoint",
     "make_labelled_checkpoint",
@@ -41,24 +44,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EngineFactory": "engine_tests",
+    "EngineFactory": "given",
     "EngineTests": "engine_tests",
     "FakeEngine": "fakes",
     "FakeStrategy": "fakes",
     "Hidden": "pre_read_tests",
     "Hide": "pre_read_tests",
-    "LiveWeights": "engine_tests",
+    "LiveWeights": "given",
     "ModuleEngine": "module_engine",
     "PreRead": "pre_read_tests",
     "PreReadTests": "pre_read_tests",
-    "Publish": "strategy_tests",
+    "Publish": "given",
     "ServerProcess": "server",
     "StrategyTests": "strategy_tests",
-    "leave_out": "suites",
+    "WrongFixture": "given",
+    "leave_out": "overriding",
     "make_checkpoint": "checkpoints",
     "make_labelled_checkpoint": "checkpoints",
-    "override": "suites",
-    "run_suite": "suites",
+    "override": "overriding",
+    "run_suite": "running",
 }
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from hotswap.seams import Stage
-from hotswap.types import Bucket, Payload
+from hotswap.testing.findings import check, on_one_line
+from hotswap.types import Bucket, Payload, Readable
 from hotswap.uninterrupted import on_worker_thread
 from hotswap.weights.pieces import equal_bytes, spec_of
 
 __all__ = [
     "GivenUp",
+    "arrivals",
+    "copies",
     "delivered",
     "dense",
     "differences",
-    "names_of",
     "read_everything",
     "read_on_threads",
     "read_until",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _THREADS = 4
+_PAIRS = "yield lists of (name, tensor), [(name, tensor)] for one"
 
 
 class GivenUp(Exception):
@@ -41,14 +44,38 @@ def dense(payload: Payload) -> torch.Tensor:
     return out
 
 
+def copies(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Memory of its own for each."""
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def arrivals(buckets: Iterable[Bucket]) -> Iterator[tuple[int, str, Payload]]:
+    """Number of the bucket, name and payload of everything, in the order in which it comes.
+
+    Raises: AssertionError for a bucket that is none.
+    """
+    for number, bucket in enumerate(buckets):
+        check(
+            isinstance(bucket, Sequence),
+            f"bucket {number} is a {type(bucket).__name__}, wanted a list",
+            todo=_PAIRS,
+        )
+        for item in bucket:
+            _check_pair(number, item)
+            name, payload = item
+            yield number, name, payload
+
+
 def delivered(buckets: Iterable[Bucket]) -> dict[str, torch.Tensor]:
     """Copies of every tensor of ``buckets``, by name."""
-    return {name: dense(payload) for bucket in buckets for name, payload in bucket}
-
-
-def names_of(buckets: Iterable[Bucket]) -> list[str]:
-    """Every name in the order in which it came, repetitions included."""
-    return [name for bucket in buckets for name, _ in bucket]
+    found = {}
+    for number, name, payload in arrivals(buckets):
+        try:
+            found[name] = dense(payload)
+        except Exception as error:
+            error.add_note(f"while tensor {name!r} of bucket {number} was read")
+            raise
+    return found
 
 
 async def read_everything(stage: Stage) -> dict[str, torch.Tensor]:
@@ -74,12 +101,15 @@ def _equal(name: str, one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def read_on_threads(buckets: Sequence[Bucket]) -> list[str]:
-    """Names that some thread read otherwise than the first, of all that read at once."""
+    """What some of the threads that read at once met that the first had not met."""
     first = delivered(buckets)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="AnyIO worker thread") as pool:
         futures = [pool.submit(delivered, buckets) for _ in range(2 * _THREADS)]
-        found = [future.result() for future in futures]
-    return sorted({name for each in found for name in differences(each, first)})
+        errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        return [on_one_line(errors[0])]
+    found = [future.result() for future in futures]
+    return sorted({f"other bytes of {name}" for each in found for name in differences(each, first)})
 
 
 def read_until(buckets: Iterable[Bucket], number: int) -> None:
@@ -95,3 +125,21 @@ def take_away(source: str) -> None:
     path = Path(source)
     if source and path.exists():
         path.rename(path.with_name(path.name + ".taken-away"))
+
+
+def _check_pair(number: int, item: object) -> None:
+    seen = f"bucket {number} holds a {type(item).__name__}"
+    pair = item if isinstance(item, tuple | list) and len(item) == 2 else None
+    check(pair is not None, f"{seen}, wanted a name and its tensor", todo=_PAIRS)
+    name, payload = pair or ("", None)
+    check(
+        isinstance(name, str),
+        f"bucket {number} names a tensor by a {type(name).__name__}, wanted a text",
+        todo=_PAIRS,
+    )
+    check(
+        isinstance(payload, torch.Tensor | Readable),
+        f"bucket {number} delivers {name!r} as a {type(payload).__name__}, wanted a torch.Tensor "
+        "or an object with spec and read_into(out)",
+        todo="convert it, torch.from_numpy(array) for one of NumPy",
+    )

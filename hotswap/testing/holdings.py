@@ -10,15 +10,23 @@ import gc
 import os
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import torch
 
 from hotswap.uninterrupted import on_worker_thread
 from hotswap.weights.memory import trim_heap
 
-__all__ = ["Holdings", "other_loops_ended", "resident_bytes", "settled_bytes"]
+__all__ = [
+    "Holdings",
+    "other_loops_ended",
+    "resident_bytes",
+    "settled_bytes",
+    "tensors_alive",
+]
 
 _OF_THE_LOOP = ("AnyIO worker thread", "asyncio_")
 _LOOK_AGAIN_S = 0.01
@@ -87,6 +95,17 @@ async def other_loops_ended(*, within_s: float) -> None:
         if not any(thread.name.startswith(_OF_THE_LOOP) for thread in threading.enumerate()):
             return
         await anyio.sleep(_LOOK_AGAIN_S)
+
+
+def tensors_alive() -> Counter[str]:
+    """How many tensors of each dtype and shape Python still holds, once garbage is collected."""
+    gc.collect()
+    return Counter(
+        f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        for one in gc.get_objects()
+        # Some objects do much when they are asked for their class.
+        if issubclass(type(one), torch.Tensor)
+    )
 
 
 def _descriptors() -> list[str]:

@@ -5,47 +5,34 @@ Rules:
 * A test is a plain method named ``test_*`` that takes fixtures by their names. It runs an
   event loop of its own, so that it needs no setting and no plug-in of pytest.
 * One fault, one test: a test looks for what it is named after and for nothing else.
+* A test that fails says what was found, in what, and what to do: see ``findings``.
 * Whoever overrides a test says why: ``@override("...")``, or
   ``test_x = leave_out("...")``. A class that does not is never made.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import unittest
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 import anyio
 
-__all__ = ["Suite", "leave_out", "override", "run_suite"]
+from hotswap.testing.cancelling import place_of
+from hotswap.testing.given import WrongFixture, wanted_fixture
+from hotswap.testing.overriding import check_overrides
+
+__all__ = ["NeverEnded", "Suite", "fixtures_of"]
 
 _PREFIX = "test_"
-_REASON = "hotswap_override_reason"
-_Test = TypeVar("_Test", bound=Callable[..., object])
 T = TypeVar("T")
 
 
-def override(reason: str) -> Callable[[_Test], _Test]:
-    """Mark a test that replaces one of a suite. Raises: TypeError for a reason that is none."""
-    if not isinstance(reason, str) or not reason.strip():
-        raise TypeError(f"the reason for an override is {reason!r}, wanted a sentence")
-
-    def mark(test: _Test) -> _Test:
-        setattr(test, _REASON, reason)
-        return test
-
-    return mark
-
-
-def leave_out(reason: str) -> Callable[..., None]:
-    """A test that is skipped and says why; assign it to the name of the suite's test."""
-
-    @override(reason)
-    def test(self: object) -> None:
-        raise unittest.SkipTest(reason)
-
-    return test
+class NeverEnded(TimeoutError):
+    """A call of the plug-in did not end within ``limit_s``."""
 
 
 class Suite:
@@ -60,59 +47,73 @@ class Suite:
     def __init_subclass__(cls, *, suite: bool = False, **others: Any) -> None:
         """``suite`` is true for the suites themselves.
 
-        Raises: TypeError for a subclass that overrides a test without a reason.
+        Raises: TypeError for a subclass that overrides a test without a reason, gives one for
+        what is no test of its suite, or misspells a setting.
         """
         super().__init_subclass__(**others)
+        cls.is_suite = False
+        check_overrides(cls, cls.tests)
         cls.is_suite = suite
         if suite:
             cls.tests = tuple(name for name in dir(cls) if name.startswith(_PREFIX))
-            return
-        unexplained = [name for name in cls.tests if not _is_explained(cls, name)]
-        if unexplained:
-            raise TypeError(
-                f"{cls.__name__} overrides {', '.join(unexplained)} of its suite and says no "
-                'reason; write @hotswap.testing.override("why") above it, or '
-                f'{unexplained[0]} = hotswap.testing.leave_out("why")'
-            )
+            _complete(cls)
 
     def run(self, test: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
-        """Run ``test`` in an event loop of its own. Raises: TimeoutError after ``limit_s``."""
+        """Run ``test`` in an event loop of its own. Raises: NeverEnded after ``limit_s``."""
 
         async def bounded() -> T:
-            with anyio.fail_after(self.limit_s):
-                return await test(*arguments)
+            work = test(*arguments)
+            places: list[str] = []
+
+            def stop() -> None:
+                places.append(place_of(work))
+                scope.cancel()
+
+            with anyio.CancelScope() as scope:
+                alarm = asyncio.get_running_loop().call_later(self.limit_s, stop)
+                try:
+                    return await work
+                finally:
+                    alarm.cancel()
+            raise NeverEnded(
+                f"waited for longer than limit_s = {self.limit_s:g} s, in {places[0]}; let that "
+                "wait end, or set limit_s in the class if the plug-in is that slow"
+            )
 
         return anyio.run(bounded)
 
 
-def _is_explained(cls: type[Suite], name: str) -> bool:
-    owner = next(parent for parent in cls.__mro__ if name in vars(parent))
-    return bool(vars(owner).get("is_suite", False)) or hasattr(vars(owner)[name], _REASON)
+def fixtures_of(cls: type[Suite], tests: tuple[str, ...] | list[str]) -> list[str]:
+    """The fixtures that ``tests`` of ``cls`` take."""
+    taken = [inspect.signature(getattr(cls, test)).parameters for test in tests]
+    return sorted({name for names in taken for name in names} - {"self"})
 
 
-def run_suite(
-    suite: type[Suite],
-    fixtures: Mapping[str, Callable[[], object]],
-    *,
-    only: Collection[str] | None = None,
-) -> dict[str, BaseException | None]:
-    """Run the tests of ``suite`` without pytest: what each has raised, None when it passed.
-
-    ``fixtures`` make the fixtures by their names, anew for each test; ``only`` are the
-    names of the tests to run, None for all. A test that is skipped has not failed.
-    """
-    wanted = [name for name in suite.tests if only is None or name in only]
-    return {name: _outcome(getattr(suite(), name), fixtures) for name in wanted}
+def _complete(cls: type[Suite]) -> None:
+    """Have a suite's own tests explain what plug-ins raise, and its fixtures be asked for."""
+    for name in cls.tests:
+        if name in vars(cls):
+            setattr(cls, name, _explained(name, vars(cls)[name]))
+    for name in fixtures_of(cls, cls.tests):
+        fixture = wanted_fixture(name, suite=cls.__name__)
+        if fixture is not None:
+            setattr(cls, name, fixture)
 
 
-def _outcome(
-    test: Callable[..., object], fixtures: Mapping[str, Callable[[], object]]
-) -> BaseException | None:
-    wanted = inspect.signature(test).parameters
-    try:
-        test(**{name: fixtures[name]() for name in wanted})
-    except unittest.SkipTest:
-        return None
-    except Exception as error:
-        return error
-    return None
+def _explained(name: str, test: Callable[..., T]) -> Callable[..., T]:
+    purpose = " ".join((inspect.getdoc(test) or "").split())
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> T:
+        __tracebackhide__ = True
+        try:
+            return test(*arguments, **fixtures)
+        except (AssertionError, WrongFixture, unittest.SkipTest):
+            raise
+        except Exception as error:
+            error.add_note(
+                f"The plug-in raised this in {name} ({purpose}); put right what raises it."
+            )
+            raise
+
+    return run

@@ -22,7 +22,11 @@ from hotswap.testing import (
 from hotswap.testing.tiny_modules import TinyModel, tiny_target
 from hotswap.types import Scope
 from hotswap.weights.target import WeightTarget
-from tests.unit.testing.broken_engines import BROKEN
+from tests.unit.testing import broken_generators, broken_module_engines
+from tests.unit.testing.planted_engines import BROKEN
+from tests.unit.testing.planting import explained
+
+assert broken_generators.__all__ == broken_module_engines.__all__ == []  # they have filled BROKEN
 
 
 def views(target: WeightTarget) -> dict[str, torch.Tensor]:
@@ -86,7 +90,7 @@ class Small(EngineTests):
 
 
 def fixtures_of(what: str, model: Path) -> dict[str, Callable[[], object]]:
-    kind, _ = BROKEN[what]
+    kind = BROKEN[what].kind
     if issubclass(kind, EmbeddedEngine):
         return {"engine": lambda: embedded_engine(model, kind), "live": lambda: embedded_weights}
     return {"engine": lambda: module_engine(kind), "live": lambda: module_weights}
@@ -94,17 +98,18 @@ def fixtures_of(what: str, model: Path) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_engine_fails_the_test_that_names_its_fault(what: str, model: Path) -> None:
-    _, test = BROKEN[what]
-    assert run_suite(Small, fixtures_of(what, model), only=[test])[test] is not None
+    planted = BROKEN[what]
+    outcomes = run_suite(Small, fixtures_of(what, model), only=[planted.test])
+    explained(outcomes[planted.test], planted.says)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_engine_fails_no_other_test(what: str, model: Path) -> None:
-    _, test = BROKEN[what]
     outcomes = run_suite(Small, fixtures_of(what, model))
-    assert [name for name, error in outcomes.items() if error is not None] == [test]
+    failed = [name for name, error in outcomes.items() if error is not None]
+    assert failed == [BROKEN[what].test]
 
 
 def test_every_test_of_the_suite_has_a_broken_engine() -> None:
-    assert {test for _, test in BROKEN.values()} == set(EngineTests.tests)
+    assert {planted.test for planted in BROKEN.values()} == set(EngineTests.tests)

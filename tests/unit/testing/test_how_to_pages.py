@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ PAGES = {
     "hotswap_untar": "write-a-pre-read-hook.md",
     "hotswap_toy": "write-an-engine.md",
 }
+READABLE = "test_the_source_is_readable_afterwards"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-o", "junit_family=xunit1")
 LATE = {
     "        yield NpzStage(await anyio.to_thread.run_sync(read, update.source))\n": (
@@ -42,6 +44,31 @@ CACHED = {
         "if 'probe' in stage.tensors else None\n"
     ),
 }
+OUTSIDE = """
+import pytest
+
+from hotswap.testing import Hidden, PreReadTests
+
+SHOWN = set()
+
+
+@pytest.fixture
+def hide(tmp_path):
+    return lambda: Hidden(source="one", is_readable=lambda: "one" in SHOWN)
+
+
+class TestOutside(PreReadTests):
+    @pytest.fixture
+    def pre_read(self):
+        async def show(source):
+            SHOWN.add(source)
+
+        return show
+
+
+class TestForgotten(PreReadTests):
+    pass
+"""
 FAULTS = {
     "hotswap_npz_late": (LATE, "test_nothing_is_opened_while_weights_are_written"),
     "hotswap_npz_cached": (CACHED, "test_another_source_is_another_checkpoint"),
@@ -76,19 +103,22 @@ def faulty(module: str, changes: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
-    """Module -> test -> passed, failed or skipped, of one run of pytest over all of them."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> ET.ElementTree[ET.Element]:
+    """What one run of pytest over all of them tells."""
     root = tmp_path_factory.mktemp("pages")
     folders = {module: written(root / module, files_of(page)) for module, page in PAGES.items()}
     for module, (changes, _) in FAULTS.items():
         folders[module] = written(root / module, faulty(module, changes))
+    folders["test_outside"] = written(root / "outside", {"test_outside.py": OUTSIDE})
     (root / "pytest.ini").write_text("[pytest]\n")
-    report = root / "report.xml"
+    path = root / "report.xml"
     paths = os.pathsep.join(map(str, folders.values()))
     # Of the faulty ones only the tests that have to find the fault: this takes a while.
-    wanted = f"not ({' or '.join(FAULTS)}) or {' or '.join(test for _, test in FAULTS.values())}"
+    some = {*FAULTS, "test_outside"}
+    of_these = [READABLE, *(test for _, test in FAULTS.values())]
+    wanted = f"not ({' or '.join(some)}) or {' or '.join(of_these)}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", "-k", wanted, "."],
+        [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={path}", "-k", wanted, "."],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         cwd=root,
         capture_output=True,
@@ -96,10 +126,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[s
         timeout=200,
         check=False,
     )
-    assert report.exists(), done.stdout + done.stderr
-    found: dict[str, dict[str, str]] = {module: {} for module in folders}
-    for case in ET.parse(report).iter("testcase"):
-        module = case.attrib["classname"].partition(".")[0]
+    assert path.exists(), done.stdout + done.stderr
+    return ET.parse(path)
+
+
+@pytest.fixture(scope="module")
+def outcomes(report: ET.ElementTree[ET.Element]) -> Mapping[str, Mapping[str, str]]:
+    """Module -> test -> passed, failure, error or skipped."""
+    found = defaultdict[str, dict[str, str]](dict)
+    for case in report.iter("testcase"):
+        module = case.attrib["classname"].split(".")[0]
         kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
         found[module][case.attrib["name"]] = kinds[0] if kinds else "passed"
     return found
@@ -130,6 +166,23 @@ def test_the_suite_finds_a_fault_that_is_planted(
 ) -> None:
     _, test = FAULTS[module]
     assert outcomes[module][test] == "failure"
+
+
+def test_a_fixture_may_be_outside_the_class_and_a_forgotten_one_is_asked_for(
+    report: ET.ElementTree[ET.Element],
+) -> None:
+    cases = {
+        case.attrib["classname"].rpartition(".")[2]: case
+        for case in report.iter("testcase")
+        if case.attrib["name"] == READABLE
+    }
+    assert not list(cases["TestOutside"])
+    (error,) = cases["TestForgotten"]
+    assert error.tag == "error"
+    assert (
+        "PreReadTests wants the fixture pre_read and the class has none; write a method "
+        "pre_read(self) with @pytest.fixture above it that gives the plug-in's hotswap_pre_read"
+    ) in (error.attrib["message"] + (error.text or ""))
 
 
 def test_the_strategy_has_fewer_than_40_lines() -> None:

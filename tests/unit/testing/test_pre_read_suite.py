@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from hotswap.testing import Hidden, Hide, PreRead, PreReadTests, run_suite
+from tests.unit.testing.planting import explained
 
 _NUMBERS = itertools.count()
 
@@ -67,8 +68,10 @@ def by_version() -> PreRead:
     shown: dict[str | None, str] = {}
 
     async def pre_read(source: str, version: str | None) -> None:
+        # Asked before anything is awaited, so that two calls at once do not see each other.
+        wanted = shown.get(version, source)
         await on_thread(os.listdir, str(Path(source).parent))
-        await on_thread(show, shown.get(version, source))
+        await on_thread(show, wanted)
         shown.setdefault(version, source)
 
     return pre_read
@@ -182,41 +185,82 @@ def silent() -> PreRead:
     return pre_read
 
 
-BROKEN: dict[str, tuple[Callable[[], PreRead], str]] = {
+BROKEN: dict[str, tuple[Callable[[], PreRead], str, str]] = {
     "it takes what the hook does not have": (
         extra_argument,
         "test_it_is_written_as_async_def",
+        "it takes attempts, which the hook does not have",
     ),
-    "sources are remembered by their version": (by_version, "test_each_source_is_made_readable"),
-    "two calls share one source": (the_newest, "test_two_updates_at_once_do_not_meet"),
-    "a second call fails": (once, "test_it_may_be_called_again"),
-    "a version is wanted": (with_version, "test_an_update_need_not_have_a_version"),
-    "what is not there passes": (forgiving, "test_a_source_that_is_not_there_is_an_error"),
-    "a file is opened on the event loop": (blocking, "test_it_does_not_block_the_event_loop"),
-    "a descriptor is kept": (leaking(when="well"), "test_it_gives_every_handle_back"),
-    "a thread is kept": (thread_behind, "test_it_gives_every_handle_back"),
+    "sources are remembered by their version": (
+        by_version,
+        "test_each_source_is_made_readable",
+        r"source-\d+' is not readable when another source was asked for before",
+    ),
+    "two calls share one source": (
+        the_newest,
+        "test_two_updates_at_once_do_not_meet",
+        r"source-\d+' is not readable when two calls",
+    ),
+    "a second call fails": (
+        once,
+        "test_it_may_be_called_again",
+        r"a second call for '.*source-\d+' failed \(FileNotFoundError",
+    ),
+    "a version is wanted": (
+        with_version,
+        "test_an_update_need_not_have_a_version",
+        r"version None made it fail \(TypeError",
+    ),
+    "what is not there passes": (
+        forgiving,
+        "test_a_source_that_is_not_there_is_an_error",
+        "'/hotswap-conformance/no-such-source' is not there, and the hook returned",
+    ),
+    "a file is opened on the event loop": (
+        blocking,
+        "test_it_does_not_block_the_event_loop",
+        r"the event loop waited for open .*\.hidden",
+    ),
+    "a descriptor is kept": (
+        leaking(when="well"),
+        "test_it_gives_every_handle_back",
+        r"still held: descriptor \d+ \(pipe:",
+    ),
+    "a thread is kept": (
+        thread_behind,
+        "test_it_gives_every_handle_back",
+        "still held: thread behind",
+    ),
     "a descriptor is kept by a cancelled call": (
         leaking(when="cancelled"),
         "test_a_cancelled_call_ends_and_leaves_nothing",
+        r"at await 0, in on_thread \(test_pre_read_suite\.py:\d+\), it still holds descriptor",
     ),
-    "a cancellation is swallowed": (swallowing, "test_a_cancellation_is_not_swallowed"),
+    "a cancellation is swallowed": (
+        swallowing,
+        "test_a_cancellation_is_not_swallowed",
+        r"first await, in on_thread \(test_pre_read_suite\.py:\d+\), the hook went on",
+    ),
     "a descriptor is kept after a failure": (
         leaking(when="failed"),
         "test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing",
+        r"opening number 0 \(open '.*\.hidden'\) failed, and this is still held: descriptor",
     ),
     "a file that does not open is passed over": (
         silent,
         "test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing",
+        r"opening number 0 .* failed, and the hook returned though",
     ),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_hook_fails_the_test_that_names_its_fault(what: str, tmp_path: Path) -> None:
-    make, test = BROKEN[what]
+    make, test, says = BROKEN[what]
     outcomes = run_suite(Small, {"pre_read": make, "hide": lambda: hider(tmp_path)})
     failed = [name for name, error in outcomes.items() if error is not None]
     assert failed == [test]
+    explained(outcomes[test], says)
 
 
 def test_a_hook_that_returns_too_early_is_found(tmp_path: Path) -> None:
@@ -226,10 +270,11 @@ def test_a_hook_that_returns_too_early_is_found(tmp_path: Path) -> None:
         await on_thread(os.stat, source + ".hidden")
 
     outcomes = run_suite(Small, {"pre_read": lambda: pre_read, "hide": lambda: hider(tmp_path)})
-    assert outcomes["test_the_source_is_readable_afterwards"] is not None
+    failed = outcomes["test_the_source_is_readable_afterwards"]
+    explained(failed, r"source-\d+' is not readable once the hook has returned")
     assert outcomes["test_it_gives_every_handle_back"] is None
 
 
 def test_every_test_of_the_suite_has_a_broken_hook() -> None:
-    named = {test for _, test in BROKEN.values()}
+    named = {test for _, test, _ in BROKEN.values()}
     assert named | {"test_the_source_is_readable_afterwards"} == set(PreReadTests.tests)

@@ -8,8 +8,12 @@ import torch
 
 from hotswap.seams import LoadStrategy
 from hotswap.testing import Publish, StrategyTests, run_suite
-from tests.unit.testing.broken_strategies import BROKEN
+from tests.unit.testing import broken_deliveries, broken_holdings
 from tests.unit.testing.file_strategy import FileStrategy, publisher
+from tests.unit.testing.planted_strategies import BROKEN
+from tests.unit.testing.planting import explained
+
+assert broken_deliveries.__all__ == broken_holdings.__all__ == []  # they have filled BROKEN
 
 
 class TestFileStrategy(StrategyTests):
@@ -32,20 +36,21 @@ class Small(StrategyTests):
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_strategy_fails_the_test_that_names_its_fault(what: str, tmp_path: Path) -> None:
-    make, test = BROKEN[what]
-    fixtures = {"strategy": make, "publish": lambda: publisher(tmp_path)}
-    assert run_suite(Small, fixtures, only=[test])[test] is not None
+    planted = BROKEN[what]
+    fixtures = {"strategy": planted.make, "publish": lambda: publisher(tmp_path)}
+    explained(run_suite(Small, fixtures, only=[planted.test])[planted.test], planted.says)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_strategy_fails_no_other_test(what: str, tmp_path: Path) -> None:
-    make, test = BROKEN[what]
+    planted = BROKEN[what]
     folders = (tmp_path / str(number) for number in itertools.count())
-    outcomes = run_suite(Small, {"strategy": make, "publish": lambda: publisher(next(folders))})
+    fixtures = {"strategy": planted.make, "publish": lambda: publisher(next(folders))}
+    outcomes = run_suite(Small, fixtures)
     assert outcomes.keys() == set(StrategyTests.tests)
-    assert [name for name, error in outcomes.items() if error is not None] == [test]
+    assert [name for name, error in outcomes.items() if error is not None] == [planted.test]
 
 
 def test_every_test_of_the_suite_has_a_broken_strategy() -> None:
-    assert {test for _, test in BROKEN.values()} == set(StrategyTests.tests)
+    assert {planted.test for planted in BROKEN.values()} == set(StrategyTests.tests)
