@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-import anyio
 import torch
 
-from hotswap.engine.gate import PauseTicket
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.graphs import use_cuda_graphs
 from hotswap.engine.in_flight import InFlightLedger
@@ -22,24 +16,16 @@ from hotswap.engine.kv import KvShape
 from hotswap.engine.kv_memory import tokens_that_fit
 from hotswap.engine.kv_room import KvRoom
 from hotswap.engine.loading import LoadedModel, load_model
-from hotswap.engine.loop import EngineLoop
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm
 from hotswap.engine.model_plan import plan_model
 from hotswap.engine.prefix_cache import CacheStats, PrefixCache
 from hotswap.engine.reuse import Reuse
 from hotswap.engine.scheduler import Scheduler
 from hotswap.engine.steps import EngineSteps
+from hotswap.engine.threaded import ThreadedEngine
 from hotswap.engine.tokenizer import TextCodec, load_codec
-from hotswap.seams import EnginePause, GenerateRequest, Plan
-from hotswap.types import (
-    Bucket,
-    EngineLoad,
-    InFlightCounts,
-    Manifest,
-    PauseMode,
-    Scope,
-    WeightStamp,
-)
+from hotswap.seams import GenerateRequest, Plan
+from hotswap.types import EngineLoad, InFlightCounts, Manifest, Scope, WeightStamp
 
 __all__ = ["EmbeddedEngine"]
 
@@ -47,7 +33,7 @@ _MAX_CACHE_ENTRIES = 4096
 _HOST_CACHE_BYTES = 256 * 2**20
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(ThreadedEngine[EngineSteps]):
     """Llama, Qwen2 or Qwen3 in torch; satisfies ``Engine``, ``Generator``, ``Inspector``.
 
     Use it as an async context manager: that starts and ends its one thread. It owns
@@ -89,7 +75,6 @@ class EmbeddedEngine:
             if value < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")
         config = loaded.model.config
-        self._target = loaded.target
         self._path = path
         self._max_running = max_running_requests
         self._max_queued = max_queued
@@ -129,12 +114,13 @@ class EmbeddedEngine:
             max_running=max_running_requests,
             max_prefill_tokens=chunked_prefill_size,
         )
-        self._steps = EngineSteps(
-            self._scheduler,
-            loaded.target,
-            eos=config.eos_token_ids | loaded.eos_token_ids | eos_token_ids,
+        super().__init__(
+            EngineSteps(
+                self._scheduler,
+                loaded.target,
+                eos=config.eos_token_ids | loaded.eos_token_ids | eos_token_ids,
+            )
         )
-        self._loop = EngineLoop(self._steps)
         self._intake = Intake(
             config,
             scheduler=self._scheduler,
@@ -194,40 +180,7 @@ class EmbeddedEngine:
             f"running={counts.running} waiting={counts.waiting}>"
         )
 
-    # --- life
-
-    async def __aenter__(self) -> Self:
-        self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)
-
-    def start(self) -> None:
-        """Start the engine's thread; once."""
-        self._loop.start()
-
-    def close(self) -> None:
-        """End every request with ``abort``, and the thread. Blocks; idempotent."""
-        self._loop.close()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the engine's thread runs. Any thread."""
-        return self._loop.alive
-
     # --- what is live; any thread
-
-    @property
-    def stamp(self) -> WeightStamp:
-        """The weights of the next forward pass."""
-        return self._scheduler.stamp
 
     @property
     def in_flight(self) -> InFlightCounts:
@@ -286,62 +239,12 @@ class EmbeddedEngine:
             "cuda_graphs": self._has_graphs,
         }
 
-    def manifest(self) -> Manifest:
-        """What a full update has to bring."""
-        return self._target.manifest()
-
     def plan(self, manifest: Manifest, scope: Scope) -> Plan:
         """Compare configurations where the source has one, then every tensor.
 
         Raises: UpdateRejected with everything that is wrong.
         """
-        return plan_model(self._target, manifest, scope, live=self.model.config)
-
-    # --- commands; event loop
-
-    async def pause(self, mode: PauseMode) -> EnginePause:
-        """See ``seams.Engine.pause``. Raises: Overtaken when a resume ends a drain."""
-        ticket = PauseTicket(mode)
-        try:
-            await self._loop.call(partial(self._scheduler.pause, ticket))
-            return await asyncio.wrap_future(ticket.answer)
-        except asyncio.CancelledError:
-            # Without a thread there is no gate left to put back.
-            with anyio.CancelScope(shield=True), suppress(RuntimeError):
-                await self._loop.call(partial(self._scheduler.gate.take_back, ticket))
-            raise
-
-    async def resume(self) -> None:
-        """Let forward passes run; a pause that still drains gets Overtaken."""
-        await self._loop.call(self._scheduler.resume)
-
-    async def flush(self) -> int:
-        """Drop every cached prefix and its counters; how many entries went."""
-        return await self._loop.call(self._scheduler.flush)
-
-    async def write(self, plan: Plan, bucket: Bucket) -> None:
-        """Copy a bucket into the live weights. Raises: RuntimeError while not paused."""
-        await self._loop.call(partial(self._steps.write, plan, bucket))
-
-    async def commit(self, stamp: WeightStamp) -> None:
-        """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
-        await self._loop.call(partial(self._steps.commit, stamp))
-
-    async def beat(self) -> None:
-        """Return between two forward passes: proof that the engine's thread turns."""
-        await self._loop.call(lambda: None)
-
-    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
-        """See ``seams.Resettable``. Raises: RuntimeError while not paused."""
-        return await self._loop.call(partial(self._steps.reset, skipped))
-
-    async def read_weight(self, name: str, rows: int) -> torch.Tensor:
-        """See ``seams.Inspector``. Raises: KeyError."""
-        return await self._loop.call(partial(self._steps.read, name, rows))
-
-    async def checksums(self) -> dict[str, str]:
-        """See ``seams.Inspector``; between two forward passes."""
-        return await self._loop.call(self._steps.checksums)
+        return plan_model(self._steps.target, manifest, scope, live=self.model.config)
 
     # --- generation; event loop
 

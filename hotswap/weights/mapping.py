@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
-__all__ = ["FusedPart", "FusedRule", "SplitName", "split_names"]
+__all__ = ["CheckpointNaming", "FusedPart", "FusedRule", "Place", "SplitName", "split_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,44 @@ class SplitName:
     name: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Rows ``start:stop`` of the live parameter ``live``; ``stop`` None means all the rest.
+
+    Rows are counted with the first ``depth`` dimensions taken as one: at depth 2 the
+    matrices of ``[experts x rows x columns]`` lie below each other.
+    """
+
+    live: str
+    start: int = 0
+    stop: int | None = None
+    depth: int = 1
+
+
+class CheckpointNaming(Protocol):
+    """Names that another library gives the weights in a checkpoint. Any thread.
+
+    For models whose names no :class:`FusedRule` tells: parts that are renamed, or experts
+    that are stacked into one parameter.
+    """
+
+    @property
+    def usual(self) -> Mapping[str, Place]:
+        """The names that a full checkpoint has where they are not the live ones."""
+        ...
+
+    def find(self, names: Iterable[str]) -> Mapping[str, Place]:
+        """What the names of a source mean; a name that is left out means what it says.
+
+        Raises: UpdateRejected naming those that nothing in place can be made of.
+        """
+        ...
+
+    def ignores(self, name: str) -> bool:
+        """Whether a name that no live tensor has may be left out of a full source."""
+        ...
 
 
 def split_names(name: str, rows: int | None, rules: Sequence[FusedRule]) -> tuple[SplitName, ...]:

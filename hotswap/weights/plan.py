@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from itertools import combinations
 from typing import Protocol, runtime_checkable
 
 from hotswap.errors import UpdateRejected
@@ -70,15 +68,14 @@ def listing(label: str, items: Sequence[object]) -> str:
 
 
 def make_plan(
-    catalogue: Catalogue, manifest: Manifest, *, scope: Scope, skipped: Iterable[str]
+    catalogue: Catalogue, manifest: Manifest, *, scope: Scope, skipped: Callable[[str], bool]
 ) -> TargetPlan:
     """Check every tensor of ``manifest``. Raises: UpdateRejected with all that is wrong.
 
-    ``skipped`` are globs that a whole name or its tail after a dot may match.
+    ``skipped`` says which names that no live tensor has may be left alone.
     """
-    rules = tuple(skipped)
     unknown = [name for name in manifest.names if name not in catalogue.slots]
-    ignored = [name for name in unknown if _matches(name, rules)]
+    ignored = [name for name in unknown if skipped(name)]
     slots = {name: catalogue.slots[name] for name in manifest.names if name in catalogue.slots}
     missing = _missing(catalogue, slots)
     faults = {
@@ -107,19 +104,31 @@ def make_plan(
     )
 
 
-def _matches(name: str, rules: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, rule) or fnmatchcase(name, f"*.{rule}") for rule in rules)
-
-
 def _missing(catalogue: Catalogue, slots: Mapping[str, Slot]) -> list[str]:
-    by_region: dict[int, list[Slot]] = {}
+    by_region: dict[int, list[tuple[int, int]]] = {}
     for slot in slots.values():
-        by_region.setdefault(id(slot.region), []).append(slot)
+        by_region.setdefault(id(slot.region), []).append(slot.extent)
+    runs = {region: _runs(extents) for region, extents in by_region.items()}
     return [
         wanted.spec.name
         for wanted in catalogue.required
-        if not any(slot.covers(wanted) for slot in by_region.get(id(wanted.region), ()))
+        if not _is_covered(wanted.extent, runs.get(id(wanted.region), []))
     ]
+
+
+def _runs(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The extents, those that touch each other as one."""
+    runs: list[tuple[int, int]] = []
+    for start, stop in sorted(extents):
+        if runs and start <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
+        else:
+            runs.append((start, stop))
+    return runs
+
+
+def _is_covered(wanted: tuple[int, int], runs: Iterable[tuple[int, int]]) -> bool:
+    return any(start <= wanted[0] and wanted[1] <= stop for start, stop in runs)
 
 
 def _refused(catalogue: Catalogue, slots: Mapping[str, Slot], scope: Scope) -> list[str]:
@@ -155,7 +164,7 @@ def _short(spec: TensorSpec) -> str:
 def _groups(slots: Mapping[str, Slot]) -> dict[tuple[int, int, int], list[Slot]]:
     groups: dict[tuple[int, int, int], list[Slot]] = {}
     for slot in slots.values():
-        groups.setdefault((id(slot.region), slot.start, slot.stop), []).append(slot)
+        groups.setdefault((id(slot.region), *slot.extent), []).append(slot)
     return groups
 
 
@@ -168,12 +177,21 @@ def _ties(slots: Mapping[str, Slot]) -> tuple[tuple[str, ...], ...]:
 
 
 def _conflicts(slots: Mapping[str, Slot]) -> list[str]:
-    by_region: dict[int, list[Slot]] = {}
-    for (region, _, _), group in _groups(slots).items():
-        by_region.setdefault(region, []).append(group[0])
-    return [
-        f"{one.spec.name} with {other.spec.name}"
-        for firsts in by_region.values()
-        for one, other in combinations(firsts, 2)
-        if one.overlaps(other)
-    ]
+    by_region: dict[int, list[tuple[int, int, int]]] = {}
+    firsts: list[Slot] = []
+    for (region, start, stop), group in _groups(slots).items():
+        by_region.setdefault(region, []).append((start, -stop, len(firsts)))
+        firsts.append(group[0])
+    found = sorted(pair for extents in by_region.values() for pair in _overlaps(sorted(extents)))
+    return [f"{firsts[one].spec.name} with {firsts[other].spec.name}" for one, other in found]
+
+
+def _overlaps(extents: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Numbers of extents ``(start, -stop, number)``, in order, that meet the one that reaches
+    furthest before them. A region may have thousands: not every pair is looked at."""
+    reach, holder = 0, -1
+    for start, negative_stop, number in extents:
+        if holder >= 0 and start < reach:
+            yield min(holder, number), max(holder, number)
+        if -negative_stop > reach or holder < 0:
+            reach, holder = -negative_stop, number

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torch import nn
 from hotswap.types import TensorSpec
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.compiled import plain_name
-from hotswap.weights.mapping import FusedRule, SplitName, split_names
+from hotswap.weights.mapping import FusedRule, Place, SplitName, split_names
 
 __all__ = ["Catalogue", "Region", "Slot", "survey"]
 
@@ -53,7 +54,8 @@ class Slot:
     """Rows ``start:stop`` of ``region`` receive ``tensor[source]`` of checkpoint ``spec``.
 
     ``spec`` has the checkpoint's shape and the live dtype. ``source`` selects the
-    part that this rank keeps; empty means all of it.
+    part that this rank keeps; empty means all of it. Rows are those of the region with
+    its first ``depth`` dimensions taken as one.
     """
 
     spec: TensorSpec
@@ -61,24 +63,26 @@ class Slot:
     start: int
     stop: int
     source: tuple[slice, ...] = ()
+    depth: int = 1
 
-    def overlaps(self, other: Slot) -> bool:
-        """Whether both fill some row of one region."""
-        return self.region is other.region and self.start < other.stop and other.start < self.stop
-
-    def covers(self, other: Slot) -> bool:
-        """Whether filling this slot fills all of ``other``."""
-        return self.region is other.region and self.start <= other.start and other.stop <= self.stop
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Where it begins and ends in its region, comparable at every depth."""
+        row = max(1, math.prod(self.region.tensor.shape[self.depth :]))
+        return self.start * row, self.stop * row
 
     def destination(self) -> torch.Tensor:
         """The live rows, as a view. Shares memory with the module, now."""
         live = self.region.tensor.detach()
-        return live if live.dim() == 0 else live[self.start : self.stop]
+        if live.dim() == 0:
+            return live
+        rows = live if self.depth == 1 else live.view(-1, *live.shape[self.depth :])
+        return rows[self.start : self.stop]
 
     def padding(self) -> torch.Tensor | None:
         """The padding rows that follow this slot's, as a view; None without any."""
-        live = self.region.tensor.detach()
-        if self.stop != self.region.true_rows or self.stop == live.shape[0]:
+        live, true_rows = self.region.tensor.detach(), self.region.true_rows
+        if self.depth > 1 or self.stop != true_rows or self.stop == live.shape[0]:
             return None
         return live[self.stop :]
 
@@ -90,6 +94,34 @@ class Catalogue:
     slots: Mapping[str, Slot]
     required: tuple[Slot, ...]
     regions: tuple[Region, ...]
+
+    def renamed(self, places: Mapping[str, Place]) -> Catalogue:
+        """The same with ``places`` as names too. Raises: ValueError for an odd place."""
+        if not places:
+            return self
+        found = {name: self._slot_at(name, place) for name, place in places.items()}
+        return Catalogue(
+            slots={**self.slots, **found}, required=self.required, regions=self.regions
+        )
+
+    def requiring(self, places: Mapping[str, Place]) -> Catalogue:
+        """The same, a full checkpoint having these names in place of the live ones."""
+        named = self.renamed(places)
+        by_region: dict[int, list[Slot]] = {}
+        for name in places:
+            by_region.setdefault(id(named.slots[name].region), []).append(named.slots[name])
+        required: dict[str, Slot] = {}
+        for slot in self.required:
+            instead = _tiles(by_region.get(id(slot.region), [])) or [slot]
+            required.update({each.spec.name: each for each in instead})
+        return Catalogue(slots=named.slots, required=tuple(required.values()), regions=self.regions)
+
+    def _slot_at(self, name: str, place: Place) -> Slot:
+        region = self.slots[place.live].region
+        stop = region.stop if place.stop is None else place.stop
+        if place.depth > 1 and not region.tensor.is_contiguous():
+            raise ValueError(f"{name} is a part of {place.live}, which is not contiguous")
+        return _slot(SplitName(name, place.start, stop), region, depth=place.depth)
 
 
 def survey(
@@ -130,11 +162,25 @@ def _slots_of(
     return whole, tuple(_slot(part, region) for part in parts)
 
 
-def _slot(part: SplitName, region: Region) -> Slot:
+def _slot(part: SplitName, region: Region, *, depth: int = 1) -> Slot:
     live = region.tensor
-    shape = (part.stop - part.start, *live.shape[1:]) if live.dim() else ()
+    shape = (part.stop - part.start, *live.shape[depth:]) if live.dim() else ()
     spec = TensorSpec(name=part.name, dtype=live.dtype, shape=tuple(shape))
-    return Slot(spec=spec, region=region, start=part.start, stop=part.stop)
+    return Slot(spec=spec, region=region, start=part.start, stop=part.stop, depth=depth)
+
+
+def _tiles(slots: Sequence[Slot]) -> list[Slot]:
+    """One slot for each extent where together they fill their region; none where they do not."""
+    by_extent = {slot.extent: slot for slot in reversed(slots)}
+    reach = 0
+    for start, stop in sorted(by_extent):
+        if start != reach:
+            return []
+        reach = stop
+    region = slots[0].region if slots else None
+    if region is None or reach != region.stop * max(1, math.prod(region.tensor.shape[1:])):
+        return []
+    return [by_extent[extent] for extent in sorted(by_extent)]
 
 
 def _regions(module: nn.Module, padded_rows: Mapping[str, int]) -> tuple[Region, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ from hotswap.types import Bucket, Manifest, Payload, Scope
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
 from hotswap.weights.compiled import plain_name
-from hotswap.weights.mapping import FusedRule
+from hotswap.weights.mapping import CheckpointNaming, FusedRule
 from hotswap.weights.noise import fill_with_noise
 from hotswap.weights.pieces import Job, spec_of
 from hotswap.weights.plan import TargetPlan, make_plan
@@ -48,7 +49,8 @@ class WeightTarget:
     fused parameters. ``padded_rows`` maps a live name to the rows a checkpoint has
     of it (the rest is kept zero). ``skipped`` are globs, matched by a whole name or
     its tail after a dot, for source tensors that no live tensor has; a name that the
-    model has is never skipped. Non-persistent buffers are never touched.
+    model has is never skipped. ``naming`` knows names that no such rule tells.
+    Non-persistent buffers are never touched.
 
     ``plan``, ``manifest``: any thread. The rest: the thread that runs the module.
     Raises: ValueError when a rule does not fit the module.
@@ -61,11 +63,13 @@ class WeightTarget:
         fused: Sequence[FusedRule] = (),
         padded_rows: Mapping[str, int] | None = None,
         skipped: Sequence[str] = (),
+        naming: CheckpointNaming | None = None,
     ) -> None:
         self.module = module
         self._fused = tuple(fused)
         self._padded_rows = dict(padded_rows or {})
         self._skipped = tuple(skipped)
+        self._naming = naming
         self._post_load: list[Callable[[], None]] = []
         self._unfinished = False
         self._survey()
@@ -75,7 +79,8 @@ class WeightTarget:
 
     def _survey(self) -> Catalogue:
         # Afresh each time: embedders move, cast and re-tie modules.
-        return survey(self.module, fused=self._fused, padded_rows=self._padded_rows)
+        found = survey(self.module, fused=self._fused, padded_rows=self._padded_rows)
+        return found if self._naming is None else found.requiring(self._naming.usual)
 
     def after_load(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` at every ``finish``, after the modules' ``hotswap_recompute``."""
@@ -87,7 +92,16 @@ class WeightTarget:
 
     def plan(self, manifest: Manifest, scope: Scope) -> TargetPlan:
         """Validate a source; writes nothing. Raises: UpdateRejected with all that is wrong."""
-        return make_plan(self._survey(), manifest, scope=scope, skipped=self._skipped)
+        catalogue = self._survey()
+        if self._naming is not None:
+            catalogue = catalogue.renamed(self._naming.find(manifest.names))
+        return make_plan(catalogue, manifest, scope=scope, skipped=self._is_skipped)
+
+    def _is_skipped(self, name: str) -> bool:
+        """Whether a source may have ``name``, which no live tensor has."""
+        if any(fnmatchcase(name, rule) or fnmatchcase(name, f"*.{rule}") for rule in self._skipped):
+            return True
+        return self._naming is not None and self._naming.ignores(name)
 
     def write(self, plan: Plan, bucket: Bucket) -> None:
         """Put every payload in its place. Absolute values: twice is once.

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-import anyio
-import anyio.to_thread
 import torch
 
-from hotswap.engine.gate import PauseTicket
 from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.in_flight import InFlightLedger
 from hotswap.engine.kv import KvShape
 from hotswap.engine.kv_memory import tokens_that_fit
-from hotswap.engine.loop import EngineLoop
+from hotswap.engine.threaded import ThreadedEngine
 from hotswap.engine.tokenizer import TextCodec, load_codec
-from hotswap.seams import EnginePause, GenerateRequest, Plan
-from hotswap.types import (
-    Bucket,
-    EngineLoad,
-    InFlightCounts,
-    Manifest,
-    PauseMode,
-    Scope,
-    WeightStamp,
-)
+from hotswap.seams import GenerateRequest, Plan
+from hotswap.types import EngineLoad, InFlightCounts, Manifest, Scope, WeightStamp
 from hotswap_transformers.batching import Batching
 from hotswap_transformers.intake import Intake
 from hotswap_transformers.loading import LoadedModel, load_model, plan_model
@@ -43,7 +28,7 @@ _MOST_TOKENS = 65536
 """Tokens that the cache has place for unless more are asked for: masks grow with them."""
 
 
-class TransformersEngine:
+class TransformersEngine(ThreadedEngine[BatchSteps]):
     """Satisfies ``Engine``, ``Generator``, ``Inspector`` and ``Resettable``.
 
     Use it as an async context manager: that starts and ends its one thread. It owns
@@ -71,7 +56,7 @@ class TransformersEngine:
         A request stands still while ``max_unread_chunks`` of it wait to be read.
         """
         self.model: Any = loaded.model
-        self._target, self._config = loaded.target, loaded.config
+        self._config = loaded.config
         self._path = path
         self._max_running, self._max_queued = max_running_requests, max_queued
         self._ledger = InFlightLedger(max_running=max_running_requests, max_queued=max_queued)
@@ -94,16 +79,20 @@ class TransformersEngine:
         )
         scheduler.run_on(self._batching)
         self._scheduler = scheduler
-        self._steps = BatchSteps(scheduler, loaded.target, eos=loaded.eos_token_ids)
-        self._loop = EngineLoop(self._steps, name="hotswap-transformers")
+        super().__init__(
+            BatchSteps(scheduler, loaded.target, eos=loaded.eos_token_ids),
+            name="hotswap-transformers",
+        )
         self._intake = Intake(
-            steps=self._steps,
+            scheduler=scheduler,
             loop=self._loop,
             ledger=self._ledger,
             codec=codec,
             vocab_size=int(config.vocab_size),
+            max_context=self._max_context,
             max_tokens=min(self._max_context, self._batching.total_tokens),
             max_unread=max_unread_chunks,
+            eos=lambda: self._steps.eos,
         )
 
     @classmethod
@@ -147,37 +136,12 @@ class TransformersEngine:
             f"running={counts.running} waiting={counts.waiting}>"
         )
 
-    # --- life
-
-    async def __aenter__(self) -> Self:
-        self._loop.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)
-
     def close(self) -> None:
         """End every request with ``abort``, and the thread. Blocks; idempotent."""
-        self._loop.close()
+        super().close()
         self._batching.close()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the engine's thread runs. Any thread."""
-        return self._loop.alive
-
     # --- what is live; any thread
-
-    @property
-    def stamp(self) -> WeightStamp:
-        """The weights of the next forward pass."""
-        return self._scheduler.stamp
 
     @property
     def in_flight(self) -> InFlightCounts:
@@ -224,62 +188,12 @@ class TransformersEngine:
             "max_running_requests": self._max_running,
         }
 
-    def manifest(self) -> Manifest:
-        """What a full update has to bring."""
-        return self._target.manifest()
-
     def plan(self, manifest: Manifest, scope: Scope) -> Plan:
         """Compare configurations where the source has one, then every tensor.
 
         Raises: UpdateRejected with everything that is wrong.
         """
-        return plan_model(self._target, manifest, scope, live=self._config)
-
-    # --- commands; event loop
-
-    async def pause(self, mode: PauseMode) -> EnginePause:
-        """See ``seams.Engine.pause``. Raises: Overtaken when a resume ends a drain."""
-        ticket = PauseTicket(mode)
-        try:
-            await self._loop.call(partial(self._scheduler.pause, ticket))
-            return await asyncio.wrap_future(ticket.answer)
-        except asyncio.CancelledError:
-            # Without a thread there is no gate left to put back.
-            with anyio.CancelScope(shield=True), suppress(RuntimeError):
-                await self._loop.call(partial(self._scheduler.gate.take_back, ticket))
-            raise
-
-    async def resume(self) -> None:
-        """Let forward passes run; a pause that still drains gets Overtaken."""
-        await self._loop.call(self._scheduler.resume)
-
-    async def flush(self) -> int:
-        """No text begins with a block that was computed before; how many blocks went."""
-        return await self._loop.call(self._scheduler.flush)
-
-    async def write(self, plan: Plan, bucket: Bucket) -> None:
-        """Copy a bucket into the live weights. Raises: RuntimeError while not paused."""
-        await self._loop.call(partial(self._steps.write, plan, bucket))
-
-    async def commit(self, stamp: WeightStamp) -> None:
-        """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
-        await self._loop.call(partial(self._steps.commit, stamp))
-
-    async def beat(self) -> None:
-        """Return between two forward passes: proof that the engine's thread turns."""
-        await self._loop.call(lambda: None)
-
-    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
-        """See ``seams.Resettable``. Raises: RuntimeError while not paused."""
-        return await self._loop.call(partial(self._steps.reset, skipped))
-
-    async def read_weight(self, name: str, rows: int) -> torch.Tensor:
-        """See ``seams.Inspector``. Raises: KeyError."""
-        return await self._loop.call(partial(self._steps.read, name, rows))
-
-    async def checksums(self) -> dict[str, str]:
-        """See ``seams.Inspector``; between two forward passes."""
-        return await self._loop.call(self._steps.checksums)
+        return plan_model(self._steps.target, manifest, scope, live=self._config)
 
     # --- generation; event loop
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.core_model_loading import build_glob_alternation
 
 from hotswap.engine.config_fields import Fields
 from hotswap.engine.loading import choose_device
@@ -19,11 +20,9 @@ from hotswap.types import Manifest, Scope
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
 from hotswap.weights.ties import check_ties
+from hotswap_transformers.naming import TransformersNaming
 
 __all__ = ["LoadedModel", "load_model", "plan_model"]
-
-# Old checkpoints carry the rotary frequencies, which follow from the configuration.
-_SKIPPED = ("rotary_emb.inv_freq",)
 
 # What may differ between two checkpoints of one model: it changes no forward pass.
 _FREE = (
@@ -59,8 +58,8 @@ def load_model(
     """Load a Hugging Face directory. Blocks; any thread.
 
     Nothing is downloaded and no code of the checkpoint is run. Raises: UpdateRejected for
-    a checkpoint that is not whole, or whose names are not those of the live model;
-    ValueError for a configuration that transformers does not know.
+    a checkpoint that is not whole, or that cannot be written in place; ValueError for a
+    configuration that transformers does not know.
     """
     with Checkpoint.open(directory) as checkpoint:
         config = transformers.AutoConfig.from_pretrained(
@@ -71,9 +70,10 @@ def load_model(
         auto: Any = transformers.AutoModelForCausalLM
         with torch.device(choose_device(device)):
             model = auto.from_config(config, dtype=wanted, attn_implementation="sdpa")
+        _keep_precision(model, wanted)
         # The memory of the tensors is written in place from here on, never replaced.
         model.eval().requires_grad_(False)
-        target = WeightTarget(model, skipped=_SKIPPED)
+        target = WeightTarget(model, naming=TransformersNaming(model, checkpoint.manifest))
         plan = target.plan(checkpoint.manifest, Scope.FULL)
         check_ties(plan, dict(chain.from_iterable(checkpoint.buckets())))
         for bucket in checkpoint.buckets():
@@ -85,6 +85,18 @@ def load_model(
             config=_fields(type(config), checkpoint.manifest.config or {}),
             eos_token_ids=_eos(checkpoint.manifest),
         )
+
+
+def _keep_precision(model: Any, dtype: torch.dtype) -> None:
+    """Widen the weights that transformers keeps in another dtype than the rest."""
+    kept = model._get_dtype_plan(dtype)
+    if not kept:
+        return
+    pattern, name_of, _ = build_glob_alternation(list(kept))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        match = pattern.search(name)
+        if match is not None and match.lastgroup is not None:
+            tensor.data = tensor.data.to(kept[name_of[match.lastgroup]])
 
 
 def _dtype(name: str | torch.dtype, config: Any) -> torch.dtype:
