@@ -89,9 +89,10 @@ def _take(fd: int, path: Path, *, shared: bool, timeout_s: float) -> None:
 def _flock(path: Path, shared: bool) -> tuple[Callable[[int, int], None], int]:
     try:
         fcntl = importlib.import_module("fcntl")
-    except ImportError as error:
+        flock = fcntl.flock
+    except (ImportError, AttributeError) as error:
         raise StreamError(
             f"{path} cannot be locked: this operating system has no flock, and pulls could "
             "tear the checkpoint; run on Linux or macOS"
         ) from error
-    return fcntl.flock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    return flock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB

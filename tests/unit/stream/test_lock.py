@@ -109,3 +109,14 @@ def test_a_file_system_without_flock_is_named(
     stream = Stream(tmp_path)
     with pytest.raises(StreamError, match=r"cannot be locked \(No locks available\)"):
         pull(stream.local, stream.source, 0, base_dir=stream.base)
+
+
+def test_where_the_module_has_no_flock_the_message_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(importlib.import_module("fcntl"), "flock")
+    stream = Stream(tmp_path)
+    with pytest.raises(StreamError, match="this operating system has no flock"):
+        pull(stream.local, stream.source, 0, base_dir=stream.base)
+    with reading(stream.base), pytest.raises(StreamError, match="no flock"), reading(stream.local):
+        raise AssertionError("it was read without its lock")
