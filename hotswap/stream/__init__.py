@@ -26,6 +26,9 @@ from hotswap.stream.publisher import publish_delta
 from hotswap.stream.pull import pull
 from hotswap.stream.report import PullMode, PullReport
 
+from hotswap.stream.publisher_prune import Pruned, prune
+from hotswap.stream.publisher_ranks import TorchRanks
+from hotswap.stream.publisher_trainer import Published, Publisher
 __all__ = [
     "DeltaDamaged",
     "DiskFull",
@@ -47,4 +50,9 @@ __all__ = [
     "published_versions",
     "pull",
     "reading",
+    "Pruned",
+    "Published",
+    "Publisher",
 ]
+    "TorchRanks",
+    "prune",

@@ -1,0 +1,109 @@
+"""Writing ``aggregate/``: one delta from the base to a version, for who joins late.
+
+Its directory is written over while it may be read. Rule: its index goes first and comes last,
+and every file is stamped with the version, so that a reader who sees two of them skips it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from hotswap.stream.aggregate import DIRECTORY
+from hotswap.stream.apply import bytes_of
+from hotswap.stream.checksums import new_hasher
+from hotswap.stream.disk import Disk
+from hotswap.stream.encodings import encode
+from hotswap.stream.layout import INDEX, spelled
+from hotswap.stream.parallel import run_all
+from hotswap.stream.publisher_diff import Made
+from hotswap.stream.publisher_files import Blob, blob_file_parts, weight_map_of
+from hotswap.stream.publisher_index import delta_index
+from hotswap.stream.publisher_ranks import Ranks, agreed
+from hotswap.stream.publisher_tensors import HostTensor, width_of
+from hotswap.stream.state import write_durably
+from hotswap.stream.stored import StoredTensor, StoredTensors
+
+__all__ = ["write_aggregate"]
+
+
+def write_aggregate(
+    source: Path,
+    version: int,
+    *,
+    base_dir: Path,
+    tensors: Callable[[], Sequence[HostTensor]],
+    ranks: Ranks,
+    made: Made,
+    disk: Disk,
+) -> None:
+    """Replace the aggregate of ``source`` by the one of ``version``.
+
+    ``tensors``: this rank's part of the whole checkpoint. Raises: StreamError, OSError; readers
+    do without an aggregate then.
+    """
+    directory = source / DIRECTORY
+
+    def begin() -> list[Blob]:
+        blobs = _blobs(base_dir, tensors(), made)
+        if ranks.rank == 0:
+            disk.make_directory(directory)
+            disk.unlink(directory / INDEX)
+        return blobs
+
+    blobs, names = agreed(ranks, begin, told=lambda found: {"names": [blob.name for blob in found]})
+    files = [one["names"] for one in names if one["names"]]
+    weight_map = weight_map_of(files, first=0)
+
+    def write() -> None:
+        if blobs:
+            content = b"".join(blob_file_parts(blobs, stamp=spelled(version)))
+            write_durably(disk, directory / weight_map[blobs[0].name], content)
+
+    agreed(ranks, write, told=lambda _: {})
+    index = delta_index(
+        version,
+        base=0,
+        encoding=made.encoding,
+        checksum_format=made.checksum_format,
+        weight_map=weight_map,
+    )
+
+    def finish() -> None:
+        if ranks.rank == 0:
+            write_durably(disk, directory / INDEX, json.dumps(index).encode())
+            for name in set(os.listdir(directory)) - {INDEX, *weight_map.values()}:
+                disk.unlink(directory / name)
+
+    agreed(ranks, finish, told=lambda _: {})
+
+
+def _blobs(base_dir: Path, tensors: Sequence[HostTensor], made: Made) -> list[Blob]:
+    blobs = dict[str, Blob]()
+    with StoredTensors.at(base_dir) as base:
+        run_all(
+            made.pool,
+            [
+                (len(one.content), partial(_compare, base.tensors[one.name], one, made, blobs))
+                for one in tensors
+            ],
+        )
+    return [blobs[name] for name in sorted(blobs)]
+
+
+def _compare(stored: StoredTensor, tensor: HostTensor, made: Made, blobs: dict[str, Blob]) -> None:
+    buffer = bytearray(stored.span.length)
+    stored.read_into(memoryview(buffer))
+    hasher = new_hasher(made.checksum_format)
+    content = encode(
+        made.encoding,
+        bytes_of(buffer),
+        tensor.content,
+        width=width_of(tensor.dtype),
+        seen=hasher.update,
+    )
+    if content is not None:
+        blobs[tensor.name] = Blob(name=tensor.name, content=content, checksum=hasher.hexdigest())

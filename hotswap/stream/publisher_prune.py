@@ -1,0 +1,66 @@
+"""Removing versions that no chain needs any more.
+
+Rule: the newest ``keep`` versions stay, and so does everything that leads to them, back to a
+full version or the base. A reader at any of them goes on; one that joins finds its way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotswap.stream.chain import open_version, resolve
+from hotswap.stream.disk import Disk, LocalDisk
+from hotswap.stream.errors import StreamError
+from hotswap.stream.layout import directory_of, published_versions
+from hotswap.stream.publisher_snapshot import any_names
+
+__all__ = ["Pruned", "prune"]
+
+_MARK = ".pruned-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """Versions that are gone (or would be), and those that stay."""
+
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None = None) -> Pruned:
+    """Remove what none of the newest ``keep`` versions needs; ``dry_run``: only say what.
+
+    A version disappears as a whole, and one that was half removed before is removed now.
+    Safe beside a publisher. Raises: StreamError when a chain cannot be followed, and nothing
+    is removed then; OSError.
+    """
+    if keep < 1:
+        raise StreamError(f"keep is {keep}, wanted 1 or more versions")
+    source, disk = Path(source), disk or LocalDisk()
+    versions = published_versions(source)
+    needed, names = set[int](), any_names()
+    for version in versions[-keep:]:
+        chain = resolve(
+            version,
+            at_hand=(),
+            open_one=lambda number: open_version(source, number, None),
+            names=names,
+        )
+        needed |= {chain.start, *(index.version for index in chain.deltas)}
+    removed = tuple(version for version in versions if version not in needed)
+    if not dry_run:
+        for version in removed:
+            _remove(directory_of(source, version), disk)
+        for leftover in source.glob(f"{_MARK}*"):
+            shutil.rmtree(leftover)
+    return Pruned(removed=removed, kept=tuple(v for v in versions if v in needed))
+
+
+def _remove(directory: Path, disk: Disk) -> None:
+    # Under another name first: nobody takes what is left of a version for the version.
+    gone = directory.with_name(f"{_MARK}{directory.name}")
+    disk.rename(directory, gone)
+    disk.sync_directory(directory.parent)
+    shutil.rmtree(gone)

@@ -1,0 +1,111 @@
+"""What was published last, in memory: what the next version is compared with.
+
+After a restart it is read back from the stream, and each tensor's checksum verified, so that
+the next version builds on what readers really have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from hotswap.stream.apply import blame, bytes_of, fold, grouped
+from hotswap.stream.blobs import Delta
+from hotswap.stream.errors import StreamError, VersionMissing
+from hotswap.stream.parallel import run_all
+from hotswap.stream.publisher_tensors import HostTensor
+from hotswap.stream.source import Source
+from hotswap.stream.stored import StoredTensor, StoredTensors, opened_seed
+
+__all__ = ["Snapshot", "any_names", "names_at", "restored"]
+
+Snapshot: TypeAlias = dict[str, HostTensor]
+"""Tensors by name, in memory of their own."""
+
+
+def any_names() -> tuple[str, ...]:
+    """Room for every index that the format allows: a publisher's own stream means no harm."""
+    return ("?" * 9_000_000,)
+
+
+def names_at(source: Path, version: int, *, base_dir: Path | None) -> tuple[str, ...]:
+    """Every tensor of the checkpoint that ``version`` leads to. Raises: StreamError."""
+    with _begun(source, version, base_dir) as (begin, _):
+        return tuple(begin.tensors)
+
+
+def restored(
+    source: Path, version: int, *, base_dir: Path | None, names: Collection[str], pool: Executor
+) -> Snapshot:
+    """The bytes that readers have at ``version``, of the tensors ``names``.
+
+    Raises: StreamError when the chain is broken, damaged, or begins at a base that was not
+    given, or a name is not in it.
+    """
+    with _begun(source, version, base_dir) as (begin, deltas):
+        unknown = sorted(set(names) - begin.tensors.keys())
+        if unknown:
+            raise StreamError(
+                f"{source}: version {version} has no tensor {unknown[0]!r:.200} "
+                f"({len(unknown)} in all); another model is another stream"
+            )
+        versions = deltas()
+        by_tensor = grouped(versions)
+        found: Snapshot = {}
+        run_all(
+            pool,
+            [
+                (
+                    begin.tensors[name].span.length,
+                    partial(_restore, begin.tensors[name], by_tensor.get(name, []), found),
+                )
+                for name in names
+            ],
+        )
+    return found
+
+
+_Deltas: TypeAlias = Callable[[], "list[dict[str, Delta]]"]
+
+
+@contextmanager
+def _begun(
+    source: Path, version: int, base_dir: Path | None
+) -> Iterator[tuple[StoredTensors, _Deltas]]:
+    """The full checkpoint that ``version`` begins with, and what reads the deltas after it."""
+    stream = Source(source, names=any_names(), allowed=None)
+    chain = stream.chain(version) if version else None
+    if chain is not None and chain.start:
+        opened = stream.full(chain.start)
+    elif base_dir is not None:
+        opened = opened_seed(base_dir, allowed=None, wrong=StreamError)
+    else:
+        raise VersionMissing(
+            f"{source}: version {version} builds on the base checkpoint, which was not given; "
+            "give base_dir"
+        )
+    with opened:
+        yield (
+            opened,
+            lambda: (
+                []
+                if chain is None
+                else [dict(one) for one in stream.deltas(chain.deltas, opened.lengths)]
+            ),
+        )
+
+
+def _restore(stored: StoredTensor, deltas: list[Delta], found: Snapshot) -> None:
+    buffer = bytearray(stored.span.length)
+    stored.read_into(memoryview(buffer))
+    content = bytes_of(buffer)
+    if deltas and fold(content, deltas) is None:
+        stored.read_into(memoryview(buffer))
+        raise blame(content, deltas)
+    found[stored.name] = HostTensor(
+        name=stored.name, dtype=stored.span.dtype, shape=stored.span.shape, content=content
+    )
