@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 
 from hotswap.seams import Plan
 from hotswap.state import Command
+from hotswap.transaction import Transaction
 from hotswap.types import Update, UpdateReport, WeightStamp
 
-__all__ = ["Attempt", "Phase", "UpdateNews"]
+__all__ = ["Attempt", "Phase", "Progress", "UpdateNews"]
 
 
 class Phase(StrEnum):
@@ -24,11 +25,25 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How much of an update's source is held in host memory, or written (*direct*).
+
+    Tensors and bytes are those of the live model, and grow by whole buckets.
+    """
+
+    tensors_done: int
+    tensors_total: int
+    bytes_done: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateNews:
     """Where an update has got to, for observers. ``number`` counts a controller's updates.
 
     ``outcome`` is None until it is over, then one of ``Counters.updates``; ``report``
     comes with weights that have changed, ``error`` with an update that raised one.
+    ``progress`` is None until it is known what the source has.
     """
 
     number: int
@@ -37,6 +52,10 @@ class UpdateNews:
     outcome: str | None = None
     report: UpdateReport | None = None
     error: BaseException | None = None
+    progress: Progress | None = None
+
+
+_PROGRESS = tuple(part.name for part in fields(Progress))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +80,8 @@ class Attempt:
     num_aborted: int = 0
     num_paused: int = 0
     entries_cleared: int = 0
+    _totals: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    _transaction: Transaction | None = field(default=None, init=False, repr=False)
 
     def __str__(self) -> str:
         update = self.update
@@ -70,7 +91,26 @@ class Attempt:
     def enter(self, phase: Phase) -> None:
         """Be in ``phase`` from now on, and tell."""
         self.phase = phase
-        self.tell(UpdateNews(number=self.number, update=self.update, phase=phase))
+        self.tell(
+            UpdateNews(number=self.number, update=self.update, phase=phase, progress=self._progress)
+        )
+
+    def fill(self, plan: Plan, transaction: Transaction) -> None:
+        """Be known to bring what ``plan`` names, by ``transaction``."""
+        sizes = [spec.size_bytes for spec in plan.specs.values()]
+        self._totals, self._transaction = (len(sizes), sum(sizes)), transaction
+
+    @property
+    def _progress(self) -> Progress | None:
+        if self._totals is None or self._transaction is None:
+            return None
+        tensors, held_bytes = self._transaction.held_so_far
+        return Progress(
+            tensors_done=tensors,
+            tensors_total=self._totals[0],
+            bytes_done=held_bytes,
+            bytes_total=self._totals[1],
+        )
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
         """Tell that it is over."""
@@ -82,6 +122,7 @@ class Attempt:
                 outcome=outcome,
                 report=self.result,
                 error=error,
+                progress=self._progress,
             )
         )
 
@@ -108,12 +149,14 @@ class Attempt:
 
     def progress(self) -> dict[str, object]:
         """What an operator wants to know of an update that is not over, in JSON types."""
+        known = self._progress
         return {
             "source": self.update.source,
             "strategy": self.update.strategy,
             "version": self.update.version,
             "phase": self.phase,
             "since_ms": (time.perf_counter() - self.started) * 1000.0,
+            **(dict.fromkeys(_PROGRESS) if known is None else asdict(known)),
         }
 
     def report(self, plan: Plan, stamp: WeightStamp) -> UpdateReport:

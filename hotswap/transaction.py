@@ -69,6 +69,7 @@ class Transaction:
         self._held: list[tuple[str, Payload]] = []
         self._outcome = TransactionOutcome.OPEN
         self._touched = False
+        self._held_so_far = (0, 0)
         self._ties_checked = not self._delivery.ties
 
     def __repr__(self) -> str:
@@ -93,6 +94,11 @@ class Transaction:
     def bytes_applied(self) -> int:
         """Their bytes in the live dtype."""
         return self._delivery.arrived_bytes
+
+    @property
+    def held_so_far(self) -> tuple[int, int]:
+        """Tensors and bytes of the buckets that are staged, or written: whole ones only."""
+        return self._held_so_far
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,13 +135,14 @@ class Transaction:
         self._check_open()
         if self._mode is LoadMode.STAGED:
             await self._stage(bucket)
-            return
-        try:
-            await self._write_direct(bucket)
-        except UpdateRejected as error:
-            if not self._touched:
-                raise
-            raise self._failed(error) from error
+        else:
+            try:
+                await self._write_direct(bucket)
+            except UpdateRejected as error:
+                if not self._touched:
+                    raise
+                raise self._failed(error) from error
+        self._held_so_far = (self.tensors_applied, self.bytes_applied)
 
     async def commit(self, stamp: WeightStamp) -> None:
         """Make the live weights what was delivered, under ``stamp``.

@@ -100,6 +100,7 @@ class UpdatePipeline:
                     transaction = await held.enter_async_context(
                         Transaction(self._engine, plan, mode=LoadMode.STAGED)
                     )
+                    attempt.fill(plan, transaction)
                     await _stage_everything(transaction, plan, Buckets(stage))
             attempt.staged = time.perf_counter()
             return await self._change_weights(attempt, plan, transaction)
@@ -115,6 +116,7 @@ class UpdatePipeline:
                     plan = await self._plan(stage, update)
                 attempt.staged = time.perf_counter()
                 async with Transaction(self._engine, plan, mode=LoadMode.DIRECT) as transaction:
+                    attempt.fill(plan, transaction)
                     report = await self._change_weights(attempt, plan, transaction, buckets)
         except UpdateRejected:
             if report is None:

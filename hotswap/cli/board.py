@@ -76,7 +76,7 @@ class Board:
             parts.append(f"epoch {seen.weight_epoch}")
         if seen.running is not None:
             parts.append(f"{seen.running} running, {seen.waiting} waiting")
-        parts += [f"{update.phase} {update.source}" for update in seen.updates]
+        parts += [f"{update} {update.source}" for update in seen.updates]
         return "  ".join(parts)
 
 

@@ -61,5 +61,5 @@ def state_lines(seen: ServerState) -> list[tuple[str, str]]:
     lines = [(name, str(value)) for name, value in rows.items() if value is not None]
     for update in seen.updates:
         since = "" if update.since_ms is None else f" for {update.since_ms / 1000:.1f} s"
-        lines.append(("update", f"{update.phase}{since}: {update.source}"))
+        lines.append(("update", f"{update}{since}: {update.source}"))
     return lines

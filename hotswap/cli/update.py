@@ -96,21 +96,27 @@ async def _show(client: AsyncClient, options: argparse.Namespace) -> None:
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("sending", total=None)
         while True:
-            bar.update(task, description=await _phase(client, options))
+            bar.update(task, **await _progress(client, options))
             await anyio.sleep(_LOOK_S)
 
 
-async def _phase(client: AsyncClient, options: argparse.Namespace) -> str:
-    """What the server says of the update now."""
+async def _progress(client: AsyncClient, options: argparse.Namespace) -> dict[str, Any]:
+    """What the server says of the update now: for ``Progress.update``."""
     from hotswap.errors import HotswapError
 
     try:
         seen = await client.state(within_s=1.0)
     except HotswapError:
-        return "no answer"
+        return {"description": "no answer"}
     mine = [update for update in seen.updates if update.source == _source(options)]
-    phase = mine[0].phase if mine else "asking"
-    return f"{phase} ({seen.state or seen.server}, {seen.running or 0} requests run)"
+    told = f"({seen.state or seen.server}, {seen.running or 0} requests run)"
+    if not mine:
+        return {"description": f"asking {told}"}
+    return {
+        "description": f"{mine[0]} {told}",
+        "total": mine[0].bytes_total,
+        "completed": mine[0].bytes_done or 0,
+    }
 
 
 def _line(result: UpdateResult) -> str:

@@ -192,9 +192,15 @@ class PausedServer:
 
     def _leave(self, error: BaseException | None, *, entering: bool) -> None:
         budget = self._session.budget(self._within_s)
-        self._driver.run(
-            commands.leave_fence(self._session, error=error, entering=entering, budget=budget)
-        )
+        try:
+            self._driver.run(
+                commands.leave_fence(self._session, error=error, entering=entering, budget=budget)
+            )
+        except KeyboardInterrupt:
+            # An impatient second Ctrl-C: once more, or the server would stay paused.
+            if not self._session.fences:
+                self._driver.run(commands.resume(self._session, budget=budget))
+            raise
 
 
 class EventStream:

@@ -14,12 +14,26 @@ __all__ = ["ServerState", "UpdateInProgress", "UpdateResult", "server_state", "s
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateInProgress:
     """An update that is not over; ``phase`` is ``waiting``, ``staging``, ``queued`` or
-    ``committing``."""
+    ``committing``.
+
+    Tensors and bytes that the server holds in host memory, or has written (*direct*), and
+    that the source has; None until the server knows.
+    """
 
     source: str
     version: str | None
     phase: str
     since_ms: float | None = None
+    tensors_done: int | None = None
+    tensors_total: int | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+
+    def __str__(self) -> str:
+        held = ""
+        if self.bytes_total is not None:
+            held = f" {(self.bytes_done or 0) / 1e6:.1f} of {self.bytes_total / 1e6:.1f} MB"
+        return f"{self.phase}{held}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +137,10 @@ def _in_progress(shown: Mapping[str, Any]) -> UpdateInProgress:
         version=shown.get("version"),
         phase=str(shown.get("phase", "")),
         since_ms=shown.get("since_ms"),
+        tensors_done=shown.get("tensors_done"),
+        tensors_total=shown.get("tensors_total"),
+        bytes_done=shown.get("bytes_done"),
+        bytes_total=shown.get("bytes_total"),
     )
 
 

@@ -60,7 +60,9 @@ def check_checkpoint(
                 config, dtype=choose_dtype("auto", config), device=torch.device("cpu")
             )
         except (UpdateRejected, ValueError) as error:
-            raise UpdateRejected(f"{served} cannot be served: {error}") from error
+            raise UpdateRejected(
+                f"{served} cannot be served by hotswap's own engine: {error}"
+            ) from error
         plan = plan_model(loaded.target, checkpoint.manifest, Scope.FULL, live=config)
         return Loadable(
             architecture=config.architecture,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from hotswap.attempt import Phase, UpdateNews
 from hotswap.events.log import EventLog
 from hotswap.state import Change, Command, Outcome, Weights
@@ -72,4 +74,4 @@ def _result(news: UpdateNews) -> dict[str, object]:
         }
     if news.error is not None:
         return {"reason": str(news.error) or type(news.error).__name__}
-    return {}
+    return {} if news.progress is None else asdict(news.progress)

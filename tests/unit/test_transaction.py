@@ -53,6 +53,18 @@ def expected_checksums(state: Mapping[str, torch.Tensor], *, like: ModuleEngine)
 
 
 @both_modes
+async def test_what_is_held_grows_by_whole_buckets(mode: LoadMode) -> None:
+    engine, state = engine_of(), tiny_state(1)
+    plan = plan_of(engine, state)
+    sizes = [spec.size_bytes for spec in plan.specs.values()]
+    async with Transaction(engine, plan, mode=mode) as transaction:
+        assert transaction.held_so_far == (0, 0)
+        for count, item in enumerate(state.items(), start=1):
+            await transaction.write([item])
+            assert transaction.held_so_far == (count, sum(sizes[:count]))
+
+
+@both_modes
 @every_kind
 async def test_buckets_then_a_commit_make_the_weights_what_was_sent(
     mode: LoadMode, kind: type[HeldTensor] | None

@@ -23,7 +23,16 @@ SEEN = ServerState(
     model_path="/a",
     running=2,
     waiting=1,
-    updates=(UpdateInProgress(source="/b", version="8", phase="staging", since_ms=1500.0),),
+    updates=(
+        UpdateInProgress(
+            source="/b",
+            version="8",
+            phase="staging",
+            since_ms=1500.0,
+            bytes_done=5 * 10**8,
+            bytes_total=10**9,
+        ),
+    ),
     server_version="1.2",
 )
 COMMITTED = ServerEvent(
@@ -60,7 +69,10 @@ def test_a_board_that_has_seen_nothing() -> None:
 def test_state_version_epoch_requests_and_updates() -> None:
     board = Board()
     board.see(SEEN)
-    assert board.line() == "serving  version 7  epoch 3  2 running, 1 waiting  staging /b"
+    assert (
+        board.line()
+        == "serving  version 7  epoch 3  2 running, 1 waiting  staging 500.0 of 1000.0 MB /b"
+    )
     first, second = board.hear(COMMITTED), board.hear(REJECTED)
     assert str(first) == "update 1 committed: 8 from /b: staged 12.3 ms, paused 5.0 ms"
     assert str(second) == "update 2 rejected: (no name) from : no such thing"
@@ -89,7 +101,7 @@ def test_only_the_newest_updates_are_kept() -> None:
 def test_what_a_server_does_not_tell_is_left_out() -> None:
     names = [name for name, _ in state_lines(SEEN)]
     assert names[:3] == ["server", "state", "ready"]
-    assert ("update", "staging for 1.5 s: /b") in state_lines(SEEN)
+    assert ("update", "staging 500.0 of 1000.0 MB for 1.5 s: /b") in state_lines(SEEN)
     told = ServerState(server=ServerKind.SGLANG, ready=False, reasons=("unhealthy",))
     assert state_lines(told) == [
         ("server", "sglang"),

@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_served_is_named(a: Path, tmp_path: Path) -> None
     shutil.copytree(a, odd)
     (odd / "config.json").write_text(json.dumps(config | {"architectures": ["OddForCausalLM"]}))
     for directory, model in ((odd, None), (a, odd), (a, tmp_path / "none")):
-        with pytest.raises(UpdateRejected, match="cannot be served"):
+        with pytest.raises(UpdateRejected, match="cannot be served by hotswap's own engine"):
             check_checkpoint(directory, model=model)
 
 

@@ -1,4 +1,4 @@
-"""Completion scripts: bash runs its own, zsh and fish are read."""
+"""Completion scripts: every shell that is installed runs its own; what the others get is read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_bash(words: tuple[str, ...], offered: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_others_have_every_command_and_flag(shell: str, tmp_path: Path) -> None:
+def test_the_others_have_every_command_and_flag(shell: str) -> None:
     script = completion_script(shell, OPTIONS)
     for command in COMMANDS:
         assert command.name in script
@@ -70,11 +70,72 @@ def test_the_others_have_every_command_and_flag(shell: str, tmp_path: Path) -> N
             for choice in flag.choices:
                 assert choice in script
     assert all(option.name in script for option in OPTIONS)
+
+
+def installed(shell: str) -> str:
+    """The shell's program. A machine without it has only the text to look at."""
     program = shutil.which(shell)
-    if program is not None:
-        path = tmp_path / "script"
-        path.write_text(script)
-        subprocess.run([program, "-n", str(path)], check=True, timeout=30)
+    if program is None:
+        pytest.skip(f"{shell} is not installed here, so that it cannot read its script")
+    return program
+
+
+def output_of(shell: str, code: str, *options: str) -> list[str]:
+    """What ``shell`` prints; it must not complain."""
+    program = installed(shell)
+    ran = subprocess.run(
+        [program, *options, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_its_shell_can_read_it(shell: str, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(completion_script(shell, OPTIONS))
+    ran = subprocess.run(
+        [installed(shell), "-n", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("hotswap st", ["state"]),
+        ("hotswap update --pause-mode re", ["retract"]),
+        ("hotswap update --no-f", ["--no-fenced", "--no-flush-cache"]),
+        ("hotswap serve --allow", ["--allow-weight-update"]),
+        ("hotswap completion f", ["fish"]),
+    ],
+)
+def test_fish(line: str, offered: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "hotswap.fish"
+    script.write_text(completion_script("fish", OPTIONS))
+    code = f"source {shlex.quote(str(script))}; complete -C {shlex.quote(line)}"
+    found = [shown.partition("\t")[0] for shown in output_of("fish", code, "--no-config")]
+    assert sorted(found) == offered
+
+
+def test_zsh_is_told_the_flags_of_the_command_at_hand(tmp_path: Path) -> None:
+    script = tmp_path / "_hotswap"
+    script.write_text(completion_script("zsh", OPTIONS))
+    # What zsh's own completion functions are given, shown instead of offered.
+    asked = (
+        'compdef() { }; _arguments() { print -rl -- "$@"; }; '
+        '_describe() { print -rl -- "${(@P)2}"; }; '
+        f"source {shlex.quote(str(script))}; "
+    )
+    commands = output_of("zsh", asked + "words=(hotswap ''); CURRENT=2; _hotswap", "-f")
+    assert [line.partition(":")[0] for line in commands] == [each.name for each in COMMANDS]
+    flags = output_of("zsh", asked + "words=(hotswap update ''); CURRENT=3; _hotswap", "-f")
+    assert "--no-fenced[not --fenced]" in flags
+    assert any(line.startswith("--pause-mode[") and "(abort retract" in line for line in flags)
 
 
 def test_quotes_in_a_help_text_end_no_string() -> None:

@@ -72,6 +72,56 @@ def test_inside_a_fence_of_the_caller_an_update_is_none_of_its_own() -> None:
     assert "/status" not in server.calls
 
 
+def test_what_an_sglang_server_tells_and_what_it_does_not() -> None:
+    server = FakeSglang()
+    with blocking(server) as client:
+        client.wait_ready()
+        seen = client.state()
+        with pytest.raises(RequestRefused, match="no events"), client.events() as events:
+            next(events)
+    assert (seen.running, seen.waiting, seen.weight_version) == (2, 4, "default")
+    assert (seen.state, seen.weight_epoch, seen.updates, seen.ready) == (None, None, (), True)
+
+
+def test_an_update_without_a_label_keeps_that_of_the_server() -> None:
+    server = FakeSglang()
+    with blocking(server) as client:
+        result = client.update("/b", token_step=3)
+    assert (result.weight_version, result.num_paused_requests) == (None, 0)
+    assert (server.version, server.model_path) == ("default", "/b")
+    assert server.bodies[-1] == {"model_path": "/b", "flush_cache": True, "token_step": 3}
+
+
+def test_a_mode_that_sglang_does_not_have_is_refused_and_nothing_is_continued() -> None:
+    server = FakeSglang()
+    with blocking(server) as client, pytest.raises(RequestRefused, match="Input should be"):
+        client.update("/b", pause_mode="wait")
+    assert commands_of(server) == ["/pause_generation"]
+
+
+def test_a_second_interrupt_while_it_continues_does_not_leave_it_paused() -> None:
+    server = FakeSglang()
+    asked: list[str] = []
+
+    def impatient(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        server.paused = False
+        return httpx.Response(200, json={"status": "ok"})
+
+    server.meets["/continue_generation"] = impatient
+    with blocking(server, server="sglang") as client:
+        with pytest.raises(KeyboardInterrupt), client.paused():
+            raise KeyboardInterrupt
+        assert not server.paused
+        # Nothing of it is left: the next one pauses and continues as ever.
+        with client.paused():
+            assert server.paused
+    assert not server.paused
+    assert len(asked) == 3
+
+
 def test_a_failed_update_leaves_nothing_paused() -> None:
     server = FakeSglang()
     words = "Failed to update weights: x.\nRolling back to original weights."

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from hotswap.attempt import UpdateNews
+from hotswap.attempt import Progress, UpdateNews
 from hotswap.errors import ShuttingDown, UpdateFailed, UpdateRejected
 from hotswap.testing.rig import make_rig, update_from
 from hotswap.types import LoadMode
@@ -35,6 +35,41 @@ async def test_a_whole_update_is_told_step_by_step(mode: LoadMode, wanted: list[
     assert {news.update.version for news in heard} == {"7"}
     assert [news.report for news in heard] == [None] * (len(wanted) - 1) + [report]
     assert heard[-1].error is None
+
+
+@pytest.mark.parametrize("mode", LoadMode)
+async def test_what_is_held_is_told_once_it_is_known(mode: LoadMode) -> None:
+    rig = make_rig()
+    heard: list[UpdateNews] = []
+    shown: list[dict[str, object]] = []
+
+    def see(news: UpdateNews) -> None:
+        heard.append(news)
+        shown.extend(dict(update) for update in rig.controller.updates)
+
+    rig.controller.observe_updates(see)
+    async with rig.controller as controller:
+        report = await controller.update(update_from("A", mode=mode))
+
+    whole = Progress(
+        tensors_done=report.tensors_applied,
+        tensors_total=report.tensors_applied,
+        bytes_done=report.bytes_applied,
+        bytes_total=report.bytes_applied,
+    )
+    assert report.bytes_applied > 0
+    assert heard[0].progress is None
+    begun = shown[0]
+    assert (begun["phase"], begun["bytes_total"]) in (
+        ("staging", None),  # nothing is known of the source yet
+        ("queued", report.bytes_applied),
+    )
+    assert heard[-1].progress == whole
+    queued = heard[steps(heard).index("queued")].progress
+    assert queued is not None
+    # Direct buckets come only once forward passes have stopped.
+    assert queued.bytes_done == (report.bytes_applied if mode is LoadMode.STAGED else 0)
+    assert queued.bytes_total == shown[-1]["bytes_total"] == report.bytes_applied
 
 
 async def test_updates_are_numbered_and_a_refusal_brings_its_error() -> None:

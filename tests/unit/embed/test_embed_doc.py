@@ -11,6 +11,7 @@ from types import ModuleType
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 
 from hotswap.testing.checkpoints import make_checkpoint
@@ -32,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("toy", "app"):
+    for name in ("toy", "app", "fast"):
         sys.modules.pop(name, None)
 
 
@@ -52,13 +53,16 @@ def test_a_block_prints_what_the_document_says(
 def test_the_document_has_three_of_those_and_the_first_is_run_elsewhere() -> None:
     assert len(RUN) == 3
     assert [block.directive for block in BLOCKS if block.language == "python"][1] == "run"
-    assert [block.expected for block in FILES] == ["toy.py", "app.py"]
+    assert [block.expected for block in FILES] == ["toy.py", "app.py", "fast.py"]
 
 
-async def test_the_app_serves_and_swaps_under_its_prefix(place: Path) -> None:
-    toy, module = imported("toy"), imported("app")
+@pytest.mark.parametrize(("name", "kind"), [("app", Starlette), ("fast", FastAPI)])
+async def test_the_apps_serve_and_swap_under_their_prefix(
+    name: str, kind: type[Starlette], place: Path
+) -> None:
+    toy, module = imported("toy"), imported(name)
     app = module.app
-    assert isinstance(app, Starlette)
+    assert type(app) is kind
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
