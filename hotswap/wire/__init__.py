@@ -1,0 +1,32 @@
+"""Tensors that a trainer pushes: read without executing anything, and written without sglang.
+
+See docs/explanation/security.md for what this holds against whom.
+"""
+
+from __future__ import annotations
+
+from hotswap.wire.bucket import FLATTENED, Sent, decode
+from hotswap.wire.budget import Budget, Limits
+from hotswap.wire.ranks import chosen, payload_bytes
+from hotswap.wire.refused import PayloadRefused
+from hotswap.wire.segments import opened
+from hotswap.wire.sending import flattened_bucket, named_tensors, per_rank
+from hotswap.wire.sent import CudaStorage, SentTensor, SharedStorage
+
+__all__ = [
+    "FLATTENED",
+    "Budget",
+    "CudaStorage",
+    "Limits",
+    "PayloadRefused",
+    "Sent",
+    "SentTensor",
+    "SharedStorage",
+    "chosen",
+    "decode",
+    "flattened_bucket",
+    "named_tensors",
+    "opened",
+    "payload_bytes",
+    "per_rank",
+]
