@@ -23,36 +23,50 @@ from hotswap.stream.layout import directory_of, published_versions
 from hotswap.stream.lock import reading
 from hotswap.stream.progress import Progress
 from hotswap.stream.publisher import publish_delta
-from hotswap.stream.pull import pull
-from hotswap.stream.report import PullMode, PullReport
-
 from hotswap.stream.publisher_prune import Pruned, prune
 from hotswap.stream.publisher_ranks import TorchRanks
 from hotswap.stream.publisher_trainer import Published, Publisher
+from hotswap.stream.pull import pull
+from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.survey import SourceSurvey, VersionSurvey, survey_source
+from hotswap.stream.survey_local import LocalSurvey, survey_local
+from hotswap.stream.verified import Fault, Verified
+from hotswap.stream.verify_local import verify_local
+from hotswap.stream.verify_source import verify_source
+
 __all__ = [
     "DeltaDamaged",
     "DiskFull",
+    "Fault",
     "LocalDamaged",
     "LocalDiskFailed",
+    "LocalSurvey",
     "OutOfOrder",
     "OutsideRoots",
     "Progress",
+    "Pruned",
+    "Published",
+    "Publisher",
     "PullMode",
     "PullPending",
     "PullReport",
     "SourceNotReady",
+    "SourceSurvey",
     "StreamError",
+    "TorchRanks",
     "UnknownEncoding",
+    "Verified",
     "VersionMalformed",
     "VersionMissing",
+    "VersionSurvey",
     "directory_of",
+    "prune",
     "publish_delta",
     "published_versions",
     "pull",
     "reading",
-    "Pruned",
-    "Published",
-    "Publisher",
+    "survey_local",
+    "survey_source",
+    "verify_local",
+    "verify_source",
 ]
-    "TorchRanks",
-    "prune",

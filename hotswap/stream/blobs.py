@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hotswap.stream.checksums import is_checksum
 from hotswap.stream.encodings import Bytes, Encoding, apply, max_compressed_bytes
 from hotswap.stream.errors import SourceNotReady, VersionMalformed
-from hotswap.stream.header import Header, Span, header_room
+from hotswap.stream.header import Header, Span, header_room, parse_header
 from hotswap.stream.layout import DeltaIndex
-from hotswap.stream.source_file import read_whole
+from hotswap.stream.source_file import header_text, read_whole
 from hotswap.weights.folder import Folder
 
-__all__ = ["Delta", "read_deltas"]
+__all__ = ["Blob", "Delta", "locate_deltas", "read_deltas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,47 @@ class Delta:
         apply(self.encoding, self.blob, tensor, where=self.where)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Where a delta lies at the source; its header was checked, its bytes were not read."""
+
+    index: DeltaIndex
+    name: str
+    file: str
+    span: Span
+    checksum: str
+
+    def read(self, folder: Folder) -> Delta:
+        """The delta. Raises: UpdateRejected when the file is gone, OSError."""
+        whole = bytearray(self.span.length)
+        with folder.open_file(self.file) as file:
+            file.read_at(self.span.offset, memoryview(whole))
+        return _delta(self.index, self.name, memoryview(whole), self.checksum)
+
+
+def locate_deltas(
+    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
+) -> Mapping[str, Blob]:
+    """As ``read_deltas``, but of headers alone. Raises: SourceNotReady, VersionMalformed."""
+    blobs = dict[str, Blob]()
+    for file, mapped in _by_file(folder, index, lengths):
+        source = f"{folder.path}: {file}"
+        header = parse_header(header_text(folder, file, at_most=header_room(mapped)), source=source)
+        checksums = _checksums(header, index, mapped, source=source, stamped=stamped)
+        for name, span in header.spans.items():
+            _check_span(span, f"{source}: tensor {name!r:.200}")
+            most = max_compressed_bytes(index.encoding, mapped[name])
+            if span.length > most:
+                raise VersionMalformed(
+                    f"{source}: tensor {name!r:.200} has a delta of {span.length} bytes, wanted at "
+                    f"most {most} for a tensor of this length"
+                )
+            blobs[name] = Blob(
+                index=index, name=name, file=file, span=span, checksum=checksums[name]
+            )
+    return blobs
+
+
 def read_deltas(
     folder: Folder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
 ) -> Mapping[str, Delta]:
@@ -48,17 +89,35 @@ def read_deltas(
 
     Raises: SourceNotReady, VersionMalformed.
     """
+    deltas = dict[str, Delta]()
+    for file, mapped in _by_file(folder, index, lengths):
+        deltas |= _file_deltas(folder, index, file, mapped, stamped=stamped)
+    return deltas
+
+
+def _by_file(
+    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """Each file that the index names, and the lengths of the tensors that it has to be about."""
     unknown = sorted(index.file_of.keys() - lengths.keys())
     if unknown:
         raise VersionMalformed(
             f"{folder.path}: changes {len(unknown)} tensors that the checkpoint lacks "
             f"({unknown[0]!r:.200}); publish a full version for another model"
         )
-    deltas = dict[str, Delta]()
     for file in sorted(set(index.file_of.values())):
-        mapped = {name: lengths[name] for name, of in index.file_of.items() if of == file}
-        deltas |= _file_deltas(folder, index, file, mapped, stamped=stamped)
-    return deltas
+        yield file, {name: lengths[name] for name, of in index.file_of.items() if of == file}
+
+
+def _delta(index: DeltaIndex, name: str, blob: memoryview, checksum: str) -> Delta:
+    return Delta(
+        version=index.version,
+        name=name,
+        encoding=index.encoding,
+        blob=blob,
+        checksum_format=index.checksum_format,
+        checksum=checksum,
+    )
 
 
 def _file_deltas(
@@ -69,17 +128,12 @@ def _file_deltas(
     blobs = sum(max_compressed_bytes(index.encoding, length) for length in lengths.values())
     header, whole = read_whole(folder, file, header_at_most=room, at_most=room + blobs)
     checksums = _checksums(header, index, lengths, source=source, stamped=stamped)
-    return {
-        name: Delta(
-            version=index.version,
-            name=name,
-            encoding=index.encoding,
-            blob=_blob(whole, span, f"{source}: tensor {name!r:.200}"),
-            checksum_format=index.checksum_format,
-            checksum=checksums[name],
-        )
-        for name, span in header.spans.items()
-    }
+    deltas = dict[str, Delta]()
+    for name, span in header.spans.items():
+        _check_span(span, f"{source}: tensor {name!r:.200}")
+        blob = whole[span.offset : span.offset + span.length]
+        deltas[name] = _delta(index, name, blob, checksums[name])
+    return deltas
 
 
 def _checksums(
@@ -118,10 +172,9 @@ def _check_stamp(stamp: str | None, index: DeltaIndex, source: str) -> None:
         )
 
 
-def _blob(whole: memoryview, span: Span, where: str) -> memoryview:
+def _check_span(span: Span, where: str) -> None:
     if span.dtype != "U8" or span.shape != (span.length,):
         raise VersionMalformed(
             f"{where}: {span.dtype} {list(span.shape)} of {span.length} bytes, wanted U8 of one "
             "dimension"
         )
-    return whole[span.offset : span.offset + span.length]

@@ -27,7 +27,7 @@ from hotswap.stream.errors import (
     VersionMalformed,
     raised_as,
 )
-from hotswap.stream.header import header_room
+from hotswap.stream.header import MAX_HEADER_BYTES, header_room
 from hotswap.stream.source_file import read_text
 from hotswap.weights.folder import Folder
 from hotswap.weights.strict_json import parse_object
@@ -81,18 +81,21 @@ def published_versions(source: Path) -> tuple[int, ...]:
     return tuple(sorted(n for n in numbers if n and directory_of(source, n).name in names))
 
 
-def read_index(folder: Folder, *, version: int | None, names: Collection[str]) -> DeltaIndex | None:
+def read_index(
+    folder: Folder, *, version: int | None, names: Collection[str] | None
+) -> DeltaIndex | None:
     """The index of a delta; None for a full version.
 
     ``version`` is the directory's number, None where it has none; ``names`` are the
-    tensors that a delta can be about, and bound what is read.
+    tensors that a delta can be about, and bound what is read; None bounds it by 100 MiB.
 
     Raises: SourceNotReady, VersionMalformed, UnknownEncoding, OutOfOrder.
     """
     if INDEX not in folder.names():
         return None
     source = f"{folder.path}: {INDEX}"
-    text = read_text(folder, INDEX, at_most=header_room(names))
+    room = MAX_HEADER_BYTES if names is None else header_room(names)
+    text = read_text(folder, INDEX, at_most=room)
     # The index is renamed into place: one that does not parse is not wholly visible.
     with raised_as(SourceNotReady):
         index = parse_object(text, source=source)

@@ -1,0 +1,91 @@
+"""What a local checkpoint says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotswap.errors import UpdateRejected
+from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.journal import JournalReader
+from hotswap.stream.state import Reserved, State, parsed, read_text
+from hotswap.stream.stored import StoredTensors
+
+__all__ = ["LocalSurvey", "is_local", "survey_local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSurvey:
+    """``version`` and what it was made from; None where nothing trustworthy says so.
+
+    ``base_version`` is the full version that the copy began with, 0 the base. ``unfinished``
+    is the version that a pull was writing when it was cut short; the next pull finishes it.
+    ``trouble`` is why the next pull would seed it again, or nobody should read it now.
+    """
+
+    local: str
+    version: int | None = None
+    base_version: int | None = None
+    base_checkpoint_dir: str | None = None
+    checkpoint_source_dir: str | None = None
+    files: int = 0
+    tensors: int = 0
+    size_bytes: int = 0
+    unfinished: int | None = None
+    trouble: str | None = None
+
+
+def is_local(directory: Path) -> bool:
+    """Whether pulls keep ``directory``."""
+    return Reserved(Path(directory)).home.is_dir()
+
+
+def survey_local(local: Path) -> LocalSurvey:
+    """Look at the state and at headers, without the lock and without reading weights."""
+    local = Path(local)
+    paths = Reserved(local)
+    state = parsed(read_text(paths.state))
+    unfinished, trouble = _unfinished(paths)
+    if state is None:
+        return LocalSurvey(
+            local=str(local),
+            unfinished=unfinished,
+            trouble=trouble or f"{paths.state}: is not there, or not what a pull writes",
+        )
+    tensors, size, wrong = _there(local, state)
+    return LocalSurvey(
+        local=str(local),
+        version=state.number,
+        base_version=int(state.base_version),
+        base_checkpoint_dir=state.base_checkpoint_dir,
+        checkpoint_source_dir=state.checkpoint_source_dir,
+        files=len(state.files),
+        tensors=tensors,
+        size_bytes=size,
+        unfinished=unfinished,
+        trouble=trouble or wrong,
+    )
+
+
+def _unfinished(paths: Reserved) -> tuple[int | None, str | None]:
+    if not paths.journal.exists():
+        return None, None
+    cut = "a pull was cut short, and the files may be of two versions; pull again"
+    try:
+        journal = JournalReader(paths.journal)
+    except (LocalDamaged, OSError) as error:
+        return None, f"{cut} ({error})"
+    journal.close()
+    return journal.outcome.state.number, cut
+
+
+def _there(local: Path, state: State) -> tuple[int, int, str | None]:
+    """Tensors and bytes of weights that are there, and what is wrong with them."""
+    try:
+        with StoredTensors.at(local) as stored:
+            size = sum(file.file.size_bytes for file in stored.files.values())
+            different = len(stored.tensors.keys() ^ state.tensors.keys())
+            wrong = f"{different} tensors are not those that the last pull left"
+            return len(stored.tensors), size, wrong if different else None
+    except UpdateRejected as error:
+        return 0, 0, str(error)
