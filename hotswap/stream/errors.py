@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from hotswap.errors import UpdateRejected
 
 __all__ = [
+    "BaseChanged",
     "DeltaDamaged",
     "DiskFull",
+    "LocalBusy",
     "LocalDamaged",
     "LocalDiskFailed",
     "OutOfOrder",
@@ -32,10 +34,16 @@ class StreamError(UpdateRejected):
     """Base of everything that is wrong with a stream or its local copy.
 
     ``local_version`` is the whole version that the local checkpoint is at after a
-    pull that failed; None when it holds none, or when no pull was running.
+    pull that failed; None when it holds none, or when no pull was running. ``holds`` says
+    so in words, and the message ends with it.
     """
 
     local_version: int | None = None
+    holds: str | None = None
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return said if self.holds is None else f"{said}; {self.holds}"
 
 
 class SourceNotReady(StreamError):
@@ -62,6 +70,16 @@ class UnknownEncoding(StreamError):
 
 class OutOfOrder(StreamError):
     """A version builds on another one than the version before it."""
+
+
+class BaseChanged(StreamError):
+    """The base checkpoint is gone, or is another one than was recorded."""
+
+
+class LocalBusy(StreamError):
+    """Another pull, or a reader, held the local checkpoint for longer than this one waits."""
+
+    retryable = True
 
 
 class LocalDamaged(StreamError):

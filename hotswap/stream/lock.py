@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hotswap.stream.errors import PullPending, StreamError
+from hotswap.stream.errors import LocalBusy, PullPending, StreamError
 from hotswap.stream.state import Reserved
 
 __all__ = ["exclusive", "reading"]
@@ -26,8 +26,8 @@ _POLL_S = 0.02
 def exclusive(directory: Path, *, timeout_s: float) -> Iterator[None]:
     """Hold ``directory`` (with its ``.weight_sync``) alone, as a pull does.
 
-    Raises: StreamError when another pull or reader holds it for longer than ``timeout_s``,
-    or the system has no flock.
+    Raises: LocalBusy when another pull or reader holds it for longer than ``timeout_s``;
+    StreamError when the system has no flock.
     """
     with _held(Reserved(directory).lock, shared=False, timeout_s=timeout_s):
         yield
@@ -78,7 +78,7 @@ def _take(fd: int, path: Path, *, shared: bool, timeout_s: float) -> None:
                     "file system with flock"
                 ) from error
         if time.monotonic() >= deadline:
-            raise StreamError(
+            raise LocalBusy(
                 f"{path} was held by another pull or reader for {timeout_s:g} s; pull again "
                 "when it is done"
             )
