@@ -6,8 +6,10 @@ Works without the server, and without torch. The format is that of slime and mil
 from __future__ import annotations
 
 from hotswap.stream.errors import (
+    BaseChanged,
     DeltaDamaged,
     DiskFull,
+    LocalBusy,
     LocalDamaged,
     LocalDiskFailed,
     OutOfOrder,
@@ -21,6 +23,7 @@ from hotswap.stream.errors import (
 )
 from hotswap.stream.layout import directory_of, published_versions
 from hotswap.stream.lock import reading
+from hotswap.stream.look import PreRead
 from hotswap.stream.progress import Progress
 from hotswap.stream.publisher import publish_delta
 from hotswap.stream.publisher_prune import Pruned, prune
@@ -35,14 +38,17 @@ from hotswap.stream.verify_local import verify_local
 from hotswap.stream.verify_source import verify_source
 
 __all__ = [
+    "BaseChanged",
     "DeltaDamaged",
     "DiskFull",
     "Fault",
+    "LocalBusy",
     "LocalDamaged",
     "LocalDiskFailed",
     "LocalSurvey",
     "OutOfOrder",
     "OutsideRoots",
+    "PreRead",
     "Progress",
     "Pruned",
     "Published",

@@ -83,7 +83,12 @@ def _why_another_stream(job: Job, state: State) -> str | None:
 
 
 def _base_digest(job: Job) -> str | None:
-    """None when the base cannot be looked at, which is no reason to do without a copy."""
+    """None when the base cannot be looked at, which is no reason to do without a copy.
+
+    What was recorded counts: a base that was changed since is no reason either.
+    """
+    if job.base_digest is not None:
+        return job.base_digest
     try:
         with StoredTensors.at(job.places.base, timed=True) as base:
             return base.digest

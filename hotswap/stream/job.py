@@ -6,24 +6,32 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from hotswap.errors import UpdateRejected
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
-from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.errors import BaseChanged, SourceNotReady
 from hotswap.stream.local import LocalCheckpoint
+from hotswap.stream.look import FirstLook
 from hotswap.stream.places import Places
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.source import Source
+from hotswap.stream.stored import StoredTensors
 
 __all__ = ["Job", "check_unchanged", "read_unchanged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One pull of ``target``, with the local checkpoint's lock held."""
+    """One pull of ``target``, with the local checkpoint's lock held.
+
+    ``base_digest`` is that of the base when it was recorded; None when it never was.
+    """
 
     places: Places
     target: int
     local: LocalCheckpoint
+    look: FirstLook
+    base_digest: str | None = None
 
     @property
     def base_path(self) -> str:
@@ -35,9 +43,40 @@ class Job:
         """The source as states name it."""
         return os.path.realpath(self.places.source)
 
+    def opened_base(self) -> StoredTensors:
+        """The base, open. Raises: BaseChanged when it is gone, or not the one that was recorded."""
+        try:
+            base = StoredTensors.at(self.places.base, timed=True)
+        except UpdateRejected as error:
+            raise BaseChanged(
+                f"the base checkpoint, which is version 0, cannot be read: {error}; put back what "
+                "the server was started with"
+            ) from error
+        if self.base_digest not in (None, base.digest):
+            base.close()
+            raise BaseChanged(
+                f"{self.base_path}: the base checkpoint, which is version 0, is not what it was "
+                "when the server was started (a file, its time or the index is another); put it "
+                "back, or restart the server, which then records it anew"
+            )
+        return base
+
     def source(self, names: Collection[str]) -> Source:
-        """The source, for a checkpoint of tensors ``names``."""
-        return Source(self.places.source, names=names, allowed=self.places.source_allowed)
+        """The source, for a checkpoint of tensors ``names``; the first look waits for its pre-read.
+
+        Raises: SourceNotReady when that failed. Version 0 needs no source, and no look at one.
+        """
+        if self.target:
+            if self.look.due:
+                with self.local.tally.phase("pre_read"):
+                    self.look.take()
+            self.look.take()
+        return Source(
+            self.places.source,
+            names=names,
+            allowed=self.places.source_allowed,
+            count=lambda size: self.local.tally.through(read=size),
+        )
 
     def report(
         self,

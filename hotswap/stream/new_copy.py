@@ -11,14 +11,14 @@ from hotswap.stream.aggregate import aggregate_deltas, aggregate_index
 from hotswap.stream.apply import grouped
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
-from hotswap.stream.errors import DeltaDamaged, StreamError
+from hotswap.stream.errors import DeltaDamaged
 from hotswap.stream.job import Job, check_unchanged
 from hotswap.stream.layout import spelled
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.seed import Seeding, seed
-from hotswap.stream.source import Source
+from hotswap.stream.source import Source, blob_bytes
 from hotswap.stream.state import FORMAT, State
-from hotswap.stream.stored import StoredTensors, opened_seed
+from hotswap.stream.stored import StoredTensors
 
 __all__ = ["new_copy"]
 
@@ -44,7 +44,7 @@ def new_copy(job: Job, reason: str | None) -> PullReport:
     journal of the new one is durable.
     """
     job.local.check_free()
-    with opened_seed(job.places.base, allowed=None, wrong=StreamError, timed=True) as base:
+    with job.opened_base() as base:
         source = job.source(base.lengths)
         way = _shortcut(job, source, base) if job.target else None
         if way is not None:
@@ -66,7 +66,10 @@ def _shortcut(job: Job, source: Source, base: StoredTensors) -> _Way | None:
     if chain.start != index.version:
         return None
     deltas = aggregate_deltas(source.path, index, lengths=base.lengths, allowed=allowed)
-    return None if deltas is None else _Way(chain=chain, shortcut=deltas)
+    if deltas is None:
+        return None
+    job.local.tally.through(read=blob_bytes(deltas))
+    return _Way(chain=chain, shortcut=deltas)
 
 
 def _copied(

@@ -46,6 +46,8 @@ class Tally:
         with self._lock:
             self._phase, self._done, self._total = name, 0, total_bytes
             self._logged = begin = time.monotonic()
+        if self._listener is not None:
+            self._listener(Progress(phase=name, done_bytes=0, total_bytes=total_bytes))
         try:
             yield
         finally:

@@ -10,10 +10,11 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from hotswap.stream.chain import Chain
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import (
     DiskFull,
@@ -26,10 +27,11 @@ from hotswap.stream.forward import bring_forward
 from hotswap.stream.job import Job
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.lock import exclusive
+from hotswap.stream.look import FirstLook, PreRead
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
-from hotswap.stream.report import PullReport
-from hotswap.stream.state import Reserved, parsed, read_text
+from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.state import Reserved, digest_of, parsed, read_text
 from hotswap.weights.roots import Allowed
 
 __all__ = ["pull"]
@@ -50,12 +52,16 @@ def pull(
     lock_timeout_s: float = 3600.0,
     disk: Disk | None = None,
     progress: Callable[[Progress], None] | None = None,
+    base_digest: str | None = None,
+    pre_read: PreRead | None = None,
 ) -> PullReport:
     """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
 
     ``base_dir`` is version 0: the checkpoint that the server was started with, never one
-    that an update moved to. Blocks; pulls into one directory wait for each other, whoever
-    runs them. ``progress`` is called from worker threads.
+    that an update moved to; with ``base_digest`` (of a ``RecordedBase``) another one is
+    refused. Blocks; pulls into one directory wait for each other, whoever runs them.
+    ``progress`` is called from worker threads. ``pre_read`` is called once before the
+    source is looked at, and not by who waited for another's pull of the same version.
 
     Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
     which whole version the directory still holds.
@@ -70,14 +76,23 @@ def pull(
     _check_system()
     places.check(target_version)
     tally, disk = Tally(progress), disk or LocalDisk()
+    look = FirstLook(pre_read, places.source, target_version)
     count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
     with (
         _explained(places.local),
         ThreadPoolExecutor(count, thread_name_prefix="hotswap-pull") as pool,
     ):
+        before = digest_of(read_text(Reserved(places.local).state))
         disk.make_directory(Reserved(places.local).home)
         with exclusive(places.local, timeout_s=lock_timeout_s):
-            report = _locked(places, target_version, disk=disk, pool=pool, tally=tally)
+            job = Job(
+                places=places,
+                target=target_version,
+                local=LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally),
+                look=look,
+                base_digest=base_digest,
+            )
+            report = _done_meanwhile(job, before) or bring_forward(job)
     _log.info("%s: %s", places.local, report)
     return report
 
@@ -90,9 +105,23 @@ def _check_system() -> None:
         )
 
 
-def _locked(places: Places, target: int, *, disk: Disk, pool: Executor, tally: Tally) -> PullReport:
-    local = LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally)
-    return bring_forward(Job(places=places, target=target, local=local))
+def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
+    """What to say when another pull did the work while this one waited; None when none did.
+
+    It had its own look at the source, and what it left is not looked at again.
+    """
+    paths = job.local.paths
+    text = read_text(paths.state)
+    state = parsed(text)
+    if state is None or digest_of(text) == before or paths.journal.exists():
+        return None
+    source = job.source_path if job.target else None
+    wanted = job.target, job.base_path, source
+    if (state.number, state.base_checkpoint_dir, state.checkpoint_source_dir) != wanted:
+        return None
+    if job.base_digest not in (None, state.base_digest):
+        return None
+    return job.report(PullMode.NOOP, Chain(start=job.target, deltas=()))
 
 
 @contextmanager
@@ -104,25 +133,28 @@ def _explained(local: Path) -> Iterator[None]:
     except OSError as error:
         raise _of_the_disk(local, error) from error
     except StreamError as error:
-        damaged = isinstance(error, LocalDamaged)
-        error.local_version = None if damaged else _whole_version(local)
+        _told(local, error)
         raise
 
 
 def _of_the_disk(local: Path, error: OSError) -> StreamError:
-    half = Reserved(local).journal.exists()
-    kept = "is half written, and the next pull finishes it" if half else "is as it was"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found: StreamError = DiskFull(
-            f"{local}: no room for the version ({error.strerror}); the local checkpoint {kept}; "
-            "make room and pull again"
-        )
+        full = f"{local}: no room for the version ({error.strerror}); make room and pull again"
+        return _told(local, DiskFull(full))
+    return _told(local, LocalDiskFailed(f"{local}: {error}; look after the disk and pull again"))
+
+
+def _told(local: Path, error: StreamError) -> StreamError:
+    """``error``, which now says what the local checkpoint holds."""
+    damaged = isinstance(error, LocalDamaged)
+    version = error.local_version = None if damaged else _whole_version(local)
+    if Reserved(local).journal.exists():
+        error.holds = f"{local} is half written, and the next pull finishes it"
+    elif version is None:
+        error.holds = f"{local} holds no whole version"
     else:
-        found = LocalDiskFailed(
-            f"{local}: {error}; the local checkpoint {kept}; look after the disk and pull again"
-        )
-    found.local_version = _whole_version(local)
-    return found
+        error.holds = f"{local} holds version {version}, whole"
+    return error
 
 
 def _whole_version(local: Path) -> int | None:

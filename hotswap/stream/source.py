@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -17,16 +17,27 @@ from hotswap.stream.stored import StoredTensors, is_weight_file, opened_seed
 from hotswap.weights.folder import Folder
 from hotswap.weights.roots import Allowed
 
-__all__ = ["Source"]
+__all__ = ["Source", "blob_bytes"]
 
 
 class Source:
-    """Versions below ``path``; ``names`` are the tensors that they can be about."""
+    """Versions below ``path``; ``names`` are the tensors that they can be about.
 
-    def __init__(self, path: Path, *, names: Collection[str], allowed: Allowed | None) -> None:
+    ``count`` is told how many bytes of deltas were read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        names: Collection[str],
+        allowed: Allowed | None,
+        count: Callable[[int], None] | None = None,
+    ) -> None:
         self.path = path
         self.names = names
         self.allowed = allowed
+        self._count = count
 
     def __repr__(self) -> str:
         return f"<Source {self.path}>"
@@ -78,7 +89,15 @@ class Source:
                 raise SourceNotReady(
                     f"{folder.path}: its index changed while the version was read; pull again"
                 )
-            return read_deltas(folder, index, lengths)
+            deltas = read_deltas(folder, index, lengths)
+        if self._count is not None:
+            self._count(blob_bytes(deltas))
+        return deltas
+
+
+def blob_bytes(deltas: Mapping[str, Delta]) -> int:
+    """How long the blobs are together."""
+    return sum(len(delta.blob) for delta in deltas.values())
 
 
 def _digest(folder: Folder, index: DeltaIndex, room: int) -> str:
