@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,10 +34,16 @@ def copy_sources(to: Path) -> Path:
 
 
 def build_wheel(sources: Path, into: Path) -> Path:
-    """Build one package with this environment's setuptools; the wheel's path."""
+    """Build one package as its ``pyproject.toml`` says, in this environment; the wheel's path.
+
+    Its backend is called as a build tool calls it, in a process of its own.
+    """
+    settings = tomllib.loads((sources / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["build-system"]["build-backend"] == "setuptools.build_meta"
+    into.mkdir(exist_ok=True)
+    code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     before = set(into.glob("*.whl"))
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(into)]
-    output_of([*build, str(sources)])
+    output_of([sys.executable, "-c", code, str(into)], cwd=sources)
     (wheel,) = set(into.glob("*.whl")) - before
     return wheel
 
