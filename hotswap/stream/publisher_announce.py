@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
-
-import anyio
+from typing import TYPE_CHECKING
 
 from hotswap.stream.layout import spelled
 
-__all__ = ["PostWrite", "announce"]
+if TYPE_CHECKING:
+    from hotswap.post_write import PostWrite
 
-PostWrite: TypeAlias = Callable[[str, str | None], Awaitable[None]]
-"""Makes a directory visible to readers: it is given the directory and its version."""
+__all__ = ["announce"]
 
 
 def announce(hooks: Sequence[PostWrite], directory: Path, version: int) -> None:
-    """Await each of ``hooks`` in turn. Raises: what the first one that fails raises."""
+    """Run ``hooks`` on a written version. Raises: as ``run_post_write``."""
     if not hooks:
         return
-
-    async def call() -> None:
-        for hook in hooks:
-            await hook(str(directory), spelled(version))
+    # Only now: a trainer without hooks needs nothing of the server.
+    from hotswap.post_write import run_post_write_from_thread
 
     # A thread of its own: a trainer that is async has a loop running on this one.
     with ThreadPoolExecutor(1, thread_name_prefix="hotswap-announce") as thread:
-        thread.submit(anyio.run, call).result()
+        thread.submit(run_post_write_from_thread, hooks, directory, spelled(version)).result()

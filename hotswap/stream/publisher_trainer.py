@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.disk import Disk, LocalDisk
@@ -28,7 +28,7 @@ from hotswap.stream.frames import Bytes
 from hotswap.stream.layout import published_versions
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.publisher_aggregate import write_aggregate
-from hotswap.stream.publisher_announce import PostWrite, announce
+from hotswap.stream.publisher_announce import announce
 from hotswap.stream.publisher_diff import Diff, Made, advance, copied, diff_of
 from hotswap.stream.publisher_files import Blob, Draft
 from hotswap.stream.publisher_prune import prune
@@ -38,6 +38,9 @@ from hotswap.stream.publisher_share import Told, given_owners, whole_owners
 from hotswap.stream.publisher_snapshot import Snapshot, names_at, restored
 from hotswap.stream.publisher_tensors import HostTensor, NamedTensors
 from hotswap.stream.publisher_version import Whole, write_delta, write_full
+
+if TYPE_CHECKING:
+    from hotswap.post_write import PostWrite
 
 __all__ = ["Published", "Publisher"]
 

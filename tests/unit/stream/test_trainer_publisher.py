@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -404,3 +406,19 @@ def test_tensors_are_asked_for_as_they_are_needed(trainer: Trainer) -> None:
         publisher.publish(gathered())
     assert most < 10
     assert len(contents_of(directory_of(trainer.source, 1))) == 40
+
+
+def test_a_trainer_needs_no_server(tmp_path: Path) -> None:
+    """numpy arrays are published with torch, which hotswap needs, and nothing of the server."""
+    code = f"""
+import sys, numpy
+from pathlib import Path
+from hotswap.stream import Publisher
+assert "torch" not in sys.modules
+with Publisher(Path({str(tmp_path / "source")!r}), run="a", threads=1) as publisher:
+    publisher.publish({{"w": numpy.zeros(3, numpy.float32)}})
+    publisher.publish({{"w": numpy.ones(3, numpy.float32)}})
+assert "starlette" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
