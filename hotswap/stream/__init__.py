@@ -6,8 +6,10 @@ Works without the server, and without torch. The format is that of slime and mil
 from __future__ import annotations
 
 from hotswap.stream.errors import (
+    BaseChanged,
     DeltaDamaged,
     DiskFull,
+    LocalBusy,
     LocalDamaged,
     LocalDiskFailed,
     OutOfOrder,
@@ -21,6 +23,7 @@ from hotswap.stream.errors import (
 )
 from hotswap.stream.layout import directory_of, published_versions
 from hotswap.stream.lock import reading
+from hotswap.stream.look import PreRead
 from hotswap.stream.progress import Progress
 from hotswap.stream.publisher import publish_delta
 from hotswap.stream.publisher_prune import Pruned, prune
@@ -28,14 +31,24 @@ from hotswap.stream.publisher_ranks import TorchRanks
 from hotswap.stream.publisher_trainer import Published, Publisher
 from hotswap.stream.pull import pull
 from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.survey import SourceSurvey, VersionSurvey, survey_source
+from hotswap.stream.survey_local import LocalSurvey, survey_local
+from hotswap.stream.verified import Fault, Verified
+from hotswap.stream.verify_local import verify_local
+from hotswap.stream.verify_source import verify_source
 
 __all__ = [
+    "BaseChanged",
     "DeltaDamaged",
     "DiskFull",
+    "Fault",
+    "LocalBusy",
     "LocalDamaged",
     "LocalDiskFailed",
+    "LocalSurvey",
     "OutOfOrder",
     "OutsideRoots",
+    "PreRead",
     "Progress",
     "Pruned",
     "Published",
@@ -44,15 +57,22 @@ __all__ = [
     "PullPending",
     "PullReport",
     "SourceNotReady",
+    "SourceSurvey",
     "StreamError",
     "TorchRanks",
     "UnknownEncoding",
+    "Verified",
     "VersionMalformed",
     "VersionMissing",
+    "VersionSurvey",
     "directory_of",
     "prune",
     "publish_delta",
     "published_versions",
     "pull",
     "reading",
+    "survey_local",
+    "survey_source",
+    "verify_local",
+    "verify_source",
 ]
