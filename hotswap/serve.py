@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
@@ -24,7 +23,6 @@ from typing import Any, cast
 
 import anyio
 import hypercorn.asyncio
-from hypercorn.config import Config
 from hypercorn.typing import Framework
 from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
@@ -36,6 +34,7 @@ from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
+from hotswap.listening import ListeningConfig, is_told
 from hotswap.logs import configure_logs, tell_of_server
 from hotswap.plugin_hooks import with_options
 from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
@@ -242,7 +241,8 @@ async def _listen(
 def _log_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     # When connections are cut, asyncio's streams of 3.11 ask a cancelled task for its
     # error, and hypercorn's lifespan takes its own cancellation for a failure.
-    if not isinstance(context.get("exception"), (asyncio.CancelledError, LifespanFailureError)):
+    expected = isinstance(context.get("exception"), (asyncio.CancelledError, LifespanFailureError))
+    if not expected and not is_told(context):
         loop.default_exception_handler(context)
 
 
@@ -251,10 +251,8 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _hypercorn_config(settings: Settings, taken: socket.socket) -> Config:
-    config = Config()
-    # hypercorn owns and closes the descriptor that it is given: give it one of its own.
-    config.bind = [f"fd://{os.dup(taken.fileno())}"]
+def _hypercorn_config(settings: Settings, taken: socket.socket) -> ListeningConfig:
+    config = ListeningConfig(taken)
     config.accesslog = None
     # A logger of its own would write lines of a form of its own.
     config.errorlog = logging.getLogger("hypercorn.error")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hotswap.api_keys import ApiKey
-from hotswap.options import Option, add_option_flags, option_values
+from hotswap.options import Option, OptionType, add_option_flags, option_values
 
 __all__ = [
+    "CHOICES",
     "OPTIONS",
     "Settings",
     "SettingsError",
@@ -27,7 +28,7 @@ __all__ = [
     "settings_from",
 ]
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
+CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
     "dialect": ("gr", "sglang"),
@@ -36,11 +37,13 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("text", "json"),
 }
+"""What a setting may be that is one of a few."""
 
 # Least and greatest value of each number.
 _RANGES: Mapping[str, tuple[float, float]] = {
     "port": (0, 65535),
     "hold_s": (0, math.inf),
+    "generate_timeout_s": (0, math.inf),
     "graceful_s": (0, 3600),
     "max_running_requests": (1, math.inf),
     "max_queued_requests": (1, math.inf),
@@ -49,6 +52,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "mem_fraction_static": (0.001, 1),
     "max_http_request_bytes": (1, math.inf),
 }
+
+# Of those whose default is None and that are no texts.
+_TYPES: Mapping[str, OptionType] = {"generate_timeout_s": float}
 
 _ENV_ALIASES: Mapping[str, str] = {
     "HOTSWAP_MODEL_PATH": "HOTSWAP_MODEL",
@@ -71,8 +77,9 @@ class Settings:
     """What one server was told.
 
     ``hold_s`` bounds how long ``while_paused="hold"`` keeps a request waiting,
-    ``graceful_s`` how long requests may take to end at a shutdown. ``plugin_options``
-    has the value of every plug-in option by its name.
+    ``generate_timeout_s`` how long anything keeps a reply waiting (0: nothing does, None:
+    as the dialect has it), ``graceful_s`` how long requests may take to end at a shutdown.
+    ``plugin_options`` has the value of every plug-in option by its name.
 
     Raises: SettingsError.
     """
@@ -87,6 +94,7 @@ class Settings:
     dialect: str = "gr"
     while_paused: str = "auto"
     hold_s: float = 60.0
+    generate_timeout_s: float | None = None
     allow_weight_update: bool = False
     api_key: ApiKey | None = None
     admin_api_key: ApiKey | None = None
@@ -141,13 +149,13 @@ class Settings:
                     f"{_flag(name)} is a {type(value).__name__}, wanted an ApiKey (of "
                     "hotswap.api_keys), which nothing can show"
                 )
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise SettingsError(f"{_flag(name)} is {value}, wanted one of {', '.join(choices)}")
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if not least <= value <= most:
+            if value is not None and not least <= value <= most:
                 raise SettingsError(f"{_flag(name)} is {value}, wanted {least} to {most}")
         # A wrong one is found now, and not by the first client that asks.
         _ = self.server_info_fields
@@ -170,6 +178,8 @@ _HELP: Mapping[str, str] = {
     "while_paused": "what a request meets during a pause: reject (a 503), hold, or auto: "
     "reject in the dialect gr, hold in sglang",
     "hold_s": "longest hold in seconds; a 503 after it",
+    "generate_timeout_s": "longest wait in seconds for a reply, or for the next event of a "
+    "stream; a 504 after it, 0 waits for ever; 300 by default in the dialect gr, 0 in sglang",
     "allow_weight_update": "serve the routes that control the server, change and show weights",
     "api_key": "key that clients have to send; better given by its variable",
     "admin_api_key": "key of those who may control the server, change and show weights",
@@ -196,7 +206,7 @@ def _options() -> tuple[Option, ...]:
         Option(
             name=name.replace("_", "-"),
             help=_with_default(text, defaults[name]),
-            type=str if defaults[name] is None else type(defaults[name]),
+            type=_TYPES.get(name) or (str if defaults[name] is None else type(defaults[name])),
             default=defaults[name],
         )
         for name, text in _HELP.items()

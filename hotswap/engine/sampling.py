@@ -1,9 +1,10 @@
-"""From logits to a token: greedy, or drawn with a generator of the request's own."""
+"""From logits to a token: greedy, or drawn with random numbers of the request's own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from random import Random
 
 import torch
 
@@ -47,7 +48,7 @@ def check_sampling(params: SamplingParams) -> None:
 class Sampler:
     """Chooses the tokens of one request; its draws go on where they were after a retraction.
 
-    One number is drawn a token, from a generator that belongs to the request: what else
+    One number is drawn a token, from a source that belongs to the request: what else
     is in the batch takes nothing from it. ``stop_ids`` are not chosen before there are
     ``min_new_tokens``.
     """
@@ -57,13 +58,9 @@ class Sampler:
         self._penalties = Penalties(params)
         self._stop_ids = stop_ids
         self._unstoppable = params.min_new_tokens if stop_ids else 0
-        self._generator: torch.Generator | None = None
-        if not self.is_greedy:
-            self._generator = torch.Generator()
-            if params.seed is None:
-                self._generator.seed()
-            else:
-                self._generator.manual_seed(params.seed & (2**64 - 1))
+        # As a text: no two integers share their draws. torch's generator of a CPU looks at
+        # 32 bits of a seed, and Random at the absolute value of an integer.
+        self._random = Random(None if params.seed is None else str(params.seed))
 
     @property
     def is_greedy(self) -> bool:
@@ -116,7 +113,7 @@ class Sampler:
         """One with a chance that is not zero; ``chances`` need not add up to 1."""
         reached = chances.cumsum(-1, dtype=torch.float64)
         total = float(reached[-1])
-        drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator)) * total
+        drawn = self._random.random() * total
         return int(torch.searchsorted(reached, min(drawn, math.nextafter(total, 0.0)), right=True))
 
     def _rule_out_stops(self, logits: torch.Tensor) -> None:

@@ -307,7 +307,7 @@ class Scheduler:
                 f"its logits are not finite under weight epoch {self.stamp.epoch} (version "
                 f"{self.stamp.version}); look for NaN in that checkpoint and send another"
             )
-            _log.error("request %s ends: %s", request.rid, seen)
+            # Whoever reads the request tells of it, under the name that its client knows.
             self._end(request, reason="error", error=seen)
             return
         if request.stop_rule.wants_none:

@@ -46,6 +46,7 @@ def core_routes() -> list[KindedRoute]:
             methods=["POST", "PUT"],
             body=schemas.GenerateBody,
             answers={200: ("application/json", "text/event-stream")},
+            errors=(504,),
         ),
         *requests.routes(),
         KindedRoute(
@@ -118,7 +119,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(CloseUnread),
+            Middleware(CloseUnread, requests=served.requests),
             Middleware(CountResponses, responses=served.observation.responses),
             Middleware(ErrorEnvelope, dialect=served.dialect),
             Middleware(OpenAiEnvelope, routes=openai_routes()),

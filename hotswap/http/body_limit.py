@@ -8,10 +8,6 @@ from hotswap.http.errors import PayloadTooLarge
 
 __all__ = ["BodyLimit", "limited"]
 
-# A client that is still sending reads no reply: swallow this much before 413. So is one
-# that sent "Expect: 100-continue": hypercorn tells it to go on before any of this runs.
-_DRAIN_BYTES = 64 * 1024 * 1024
-
 
 class BodyLimit:
     """Middleware: no route gets to read more than ``limit_bytes``.
@@ -24,9 +20,14 @@ class BodyLimit:
         self._limit_bytes = limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app with a ``receive`` that raises PayloadTooLarge."""
+        """Run the app with a ``receive`` that raises PayloadTooLarge.
+
+        Raises: PayloadTooLarge when the headers promise too much; nothing is read then.
+        """
         streams = getattr(scope.get("hotswap.route"), "streams_upload", False)
         if scope["type"] == "http" and not streams:
+            if _promised_bytes(scope) > self._limit_bytes:
+                raise _too_large(self._limit_bytes)
             receive = limited(receive, self._limit_bytes)
         await self._app(scope, receive, send)
 
@@ -35,7 +36,7 @@ def limited(receive: Receive, limit_bytes: int) -> Receive:
     """``receive``, until more than ``limit_bytes`` have come.
 
     What is counted is what arrives, whatever the request's headers said. The returned
-    callable raises PayloadTooLarge once the rest has been swallowed, up to a bound.
+    callable raises PayloadTooLarge, and leaves the rest of the body where it is.
     """
     seen = 0
 
@@ -43,14 +44,23 @@ def limited(receive: Receive, limit_bytes: int) -> Receive:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen <= limit_bytes:
-            return message
-        while message.get("more_body", False) and seen <= _DRAIN_BYTES + limit_bytes:
-            message = await receive()
-            seen += len(message.get("body", b""))
-        raise PayloadTooLarge(
-            f"the body has more than {limit_bytes} bytes; send less, or start the server "
-            "with a larger --max-http-request-bytes"
-        )
+        if seen > limit_bytes:
+            raise _too_large(limit_bytes)
+        return message
 
     return counting
+
+
+def _promised_bytes(scope: Scope) -> float:
+    """What ``Content-Length`` says; 0 where it says nothing that is a number."""
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    text = headers.get(b"content-length", b"").strip()
+    # Not int(), which refuses to read thousands of digits.
+    return float(text) if text.isdigit() else 0
+
+
+def _too_large(limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the body has more than {limit_bytes} bytes; send less, or start the server "
+        "with a larger --max-http-request-bytes"
+    )

@@ -18,7 +18,7 @@ from hotswap.http.dialect_sglang import SglangDialect
 from hotswap.http.errors import Wire
 from hotswap.settings import Settings
 
-__all__ = ["Dialect", "dialect_of", "paused_policy"]
+__all__ = ["Dialect", "dialect_of", "generate_limit_s", "paused_policy"]
 
 
 class Dialect(Protocol):
@@ -47,6 +47,11 @@ class Dialect(Protocol):
     @property
     def aborts_by_prefix(self) -> bool:
         """What ``/abort_request`` takes an id for that comes without ``prefix``."""
+        ...
+
+    @property
+    def generate_timeout_s(self) -> float:
+        """How long a client waits for a reply before it is a 504; 0 for ever."""
         ...
 
     def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
@@ -91,6 +96,13 @@ class Dialect(Protocol):
 def dialect_of(settings: Settings) -> Dialect:
     """The dialect that a server was told to speak."""
     return SglangDialect() if settings.dialect == "sglang" else GrDialect()
+
+
+def generate_limit_s(settings: Settings) -> float:
+    """How long a client may wait for a reply, 0 for ever; a setting that says so wins."""
+    if settings.generate_timeout_s is None:
+        return dialect_of(settings).generate_timeout_s
+    return settings.generate_timeout_s
 
 
 def paused_policy(settings: Settings) -> WhilePaused:

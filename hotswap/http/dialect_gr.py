@@ -24,6 +24,7 @@ class GrDialect:
     boot_version: str | None = None
     temperature: float = 0.0
     aborts_by_prefix = False
+    generate_timeout_s: float = 300.0
 
     def __repr__(self) -> str:
         return "<GrDialect>"

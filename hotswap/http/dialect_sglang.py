@@ -62,6 +62,7 @@ class SglangDialect:
     boot_version: str | None = "default"
     temperature: float = 1.0
     aborts_by_prefix = True
+    generate_timeout_s: float = 0.0
 
     def __repr__(self) -> str:
         return "<SglangDialect>"

@@ -65,7 +65,7 @@ class ErrorEnvelope:
             wire = wire_of(error)
             if wire is INTERNAL:
                 _log.exception("%s %s failed", scope["method"], scope["path"])
-            elif wire.status == 500:
+            elif wire.status in (500, 504):
                 _log.warning("%s %s: %s: %s", scope["method"], scope["path"], wire.code, error)
             reply = error_reply(error, dialect=self._dialect, kind=scope.get("hotswap.kind"))
             await reply(scope, receive, send)

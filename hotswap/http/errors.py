@@ -21,6 +21,7 @@ __all__ = [
     "DuplicateRequestId",
     "EngineDown",
     "Forbidden",
+    "GenerateTimeout",
     "GenerationFailed",
     "NoSuchWeight",
     "NotFound",
@@ -113,6 +114,12 @@ class GenerationFailed(RequestError):
     """The engine could not go on with this one request; the message says why."""
 
 
+class GenerateTimeout(RequestError):
+    """A client has waited for longer than this server lets it; its request was cancelled."""
+
+    retryable = True
+
+
 class ShuttingDown(RequestError):
     """The server is on its way down and takes no new request."""
 
@@ -149,6 +156,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     PayloadTooLarge: Wire(status=413, code="payload_too_large"),
     EngineDown: Wire(status=503, code="engine_not_running"),
     GenerationFailed: Wire(status=500, code="generation_failed"),
+    GenerateTimeout: Wire(status=504, code="generate_timeout"),
     ShuttingDown: Wire(status=503, code="shutting_down"),
     errors.CommandError: Wire(status=409, code="conflict"),
     errors.IllegalCommand: Wire(status=409, code="conflict"),

@@ -17,6 +17,7 @@ from hotswap.http.failures import log_failure
 from hotswap.http.in_flight import Ticket
 from hotswap.http.json_body import converted, ignored_names, named_values
 from hotswap.http.logprobs import check_prompts
+from hotswap.http.patience import Patience
 from hotswap.http.replies import Json, encode
 from hotswap.http.runs import EngineFailed, run_together, submit_all
 from hotswap.http.schemas import INNER_BODIES, GenerateBody
@@ -47,13 +48,20 @@ class Generate:
                 for rid, whole in batch.rids
             ]
 
-            async def run() -> None:
+            async def begin() -> _Reply:
                 begun = await transcriptions(serving, batch, tickets, ignored=ignored)
-                reply = _Reply(serving, begun, is_list=batch.is_list)
+                return _Reply(serving, begun, is_list=batch.is_list)
+
+            async def whole() -> object:
+                return await (await begin()).whole()
+
+            async def run() -> None:
+                patience = Patience(serving.patience_s)
                 if body.stream:
+                    reply = await patience.run(begin)
                     await reply.stream(EventStream(send, stall_s=serving.stall_s))
                 else:
-                    await Json(await reply.whole())(scope, receive, send)
+                    await Json(await patience.run(whole))(scope, receive, send)
 
             await until_disconnect(receive, run)
 
@@ -139,14 +147,19 @@ class _Reply:
     async def _events_of(
         self, one: Transcription, events: EventStream, index: Mapping[str, object]
     ) -> None:
+        patience = Patience(self._serving.patience_s)
+
         async def tell() -> None:
             await events.payload(encode({**one.transcript.reply(), **index}))
+            patience.renew()
 
         try:
-            await one.read(tell)
+            await patience.run(partial(one.read, tell))
         except ClientGone:
             raise
         except Exception as error:
+            # The others of a list may run for long yet.
+            one.ticket.abort()
             # The status has been sent: the stream itself has to tell of the error.
             log_failure(f"stream {one.ticket.rid}", error, rid=one.ticket.rid)
             await events.payload(encode({**self._serving.dialect.stream_error(error), **index}))

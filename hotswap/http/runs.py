@@ -18,9 +18,6 @@ __all__ = ["EngineFailed", "encoded", "run_together", "submit_all"]
 # Longer texts are encoded on a worker thread, so that the event loop stays free.
 _INLINE_CHARACTERS = 4096
 
-# SGLang's words for a request that ended before it ran; clients compare them.
-_ABORTED_EARLY = "Abort in waiting queue"
-
 
 async def submit_all(
     serving: Served, engine: Generator, runs: Sequence[tuple[Ticket, GenerateRequest]]
@@ -40,7 +37,6 @@ async def submit_all(
     generations: list[Generation] = []
     for number, (ticket, request) in enumerate(runs):
         if ticket.aborted:
-            ticket.abort_message = ticket.abort_message or _ABORTED_EARLY
             generations.append(AbortedGeneration(serving.commands.stamp))
             continue
         try:

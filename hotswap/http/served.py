@@ -11,7 +11,7 @@ import torch
 from starlette.requests import Request
 
 from hotswap.attempt import UpdateNews
-from hotswap.http.dialect import Dialect, dialect_of
+from hotswap.http.dialect import Dialect, dialect_of, generate_limit_s
 from hotswap.http.errors import NotFound
 from hotswap.http.event_stream import STALL_S
 from hotswap.http.in_flight import InFlightRequests
@@ -206,6 +206,7 @@ class Served:
 
     ``encoders`` bounds how many threads turn long texts into tokens, ``scrapers`` how many
     collect metrics. A client of a stream that reads nothing for ``stall_s`` counts as gone.
+    One that waits for ``patience_s`` (0: for ever) is told that nothing came.
     """
 
     commands: Commands
@@ -221,12 +222,14 @@ class Served:
     snapshot: WeightSnapshot | None = None
     health_s: float = 20.0
     stall_s: float = STALL_S
+    patience_s: float = field(init=False)
     dialect: Dialect = field(init=False)
     observation: Observation = field(init=False)
     _source: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.dialect = dialect_of(self.settings)
+        self.patience_s = generate_limit_s(self.settings)
         self._source = (-1, self.settings.model or "")
         self.observation = Observation(self)
 

@@ -17,6 +17,8 @@ __all__ = ["Decode", "Transcript", "finish_reason"]
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 _ABORTED = "the request was aborted"
+# SGLang's words for a request that had written nothing; clients compare them.
+_ABORTED_EARLY = "Abort in waiting queue"
 
 
 class Transcript:
@@ -161,7 +163,7 @@ def finish_reason(
         case "stop":
             return {"type": "stop", "matched": end.matched_stop}
         case "abort":
-            message = abort_message or _ABORTED
+            message = abort_message or (_ABORTED if num_tokens else _ABORTED_EARLY)
             return {"type": "abort", "message": message, "status_code": None, "err_type": None}
         case other:
             return {"type": other}

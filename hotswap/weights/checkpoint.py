@@ -26,7 +26,7 @@ from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.layout import Layout, find_layout
 from hotswap.weights.roots import Allowed
 from hotswap.weights.safetensors_header import read_header
-from hotswap.weights.torch_file import read_torch_file
+from hotswap.weights.torch_file import names_in_torch_file, read_torch_file
 
 __all__ = ["Checkpoint"]
 
@@ -142,9 +142,11 @@ def _check_rivals(folder: Folder, layout: Layout, payloads: Mapping[str, Payload
 
 
 def _names_in(folder: Folder, name: str) -> frozenset[str]:
-    """Of the tensors in a file that may be anything: none when it is not safetensors."""
+    """Of the tensors in a file that may be anything: none when it is no file of weights."""
     try:
         with folder.open_file(name) as file:
+            if not name.endswith(".safetensors"):
+                return names_in_torch_file(file)
             return frozenset(extent.spec.name for extent in read_header(file))
     except UpdateRejected:
         return frozenset()

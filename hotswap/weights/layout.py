@@ -6,7 +6,7 @@ The first of these that exists decides, and no other file's tensors are read:
 2. ``model.safetensors``, when no other ``*.safetensors`` holds one of its tensors
 3. every other ``*.safetensors``, when no two hold the same tensor
 4. ``pytorch_model.bin.index.json`` and the shards that it names
-5. ``pytorch_model.bin``
+5. ``pytorch_model.bin``, when no ``*.pt`` holds one of its tensors
 6. every ``*.pt``, when no two hold the same tensor
 
 Where an index exists, only the index decides which tensor comes from which file. An
@@ -65,9 +65,7 @@ def find_layout(folder: Folder) -> Layout:
             return layout
         loose = tuple(sorted(name for name in names if name.endswith(suffix)))
         if single in names:
-            # Of a torch file only all of it can be read: those are not looked into.
-            rivals = tuple(name for name in loose if name != single)
-            return Layout(files=(single,), rivals=rivals if suffix == ".safetensors" else ())
+            return Layout(files=(single,), rivals=tuple(name for name in loose if name != single))
         if loose:
             _check_shard_sets(folder, loose)
             return Layout(files=loose)

@@ -10,9 +10,10 @@ import torch
 from hotswap.errors import UpdateRejected
 from hotswap.weights.folder import OpenFile
 
-__all__ = ["read_torch_file"]
+__all__ = ["names_in_torch_file", "read_torch_file"]
 
 _WRAPPERS = ("model", "state_dict")
+_ZIP = b"PK\x03\x04"
 
 
 def read_torch_file(file: OpenFile) -> dict[str, torch.Tensor]:
@@ -23,10 +24,7 @@ def read_torch_file(file: OpenFile) -> dict[str, torch.Tensor]:
     damaged file, and for a content that is no state dict.
     """
     try:
-        with os.fdopen(os.dup(file.fileno()), "rb") as stream:
-            # The offset is shared with other duplicates of the descriptor.
-            stream.seek(0)
-            loaded: object = torch.load(stream, map_location="cpu", weights_only=True, mmap=False)
+        loaded = _load(file, device="cpu")
     except Exception as error:
         # torch.load raises whatever its parsers do: RuntimeError, UnpicklingError,
         # EOFError, KeyError, struct.error ... each means that the file is not good.
@@ -38,6 +36,34 @@ def read_torch_file(file: OpenFile) -> dict[str, torch.Tensor]:
     return {
         name: _plain(file.name, name, value) for name, value in _unwrap(file.name, loaded).items()
     }
+
+
+def names_in_torch_file(file: OpenFile) -> frozenset[str]:
+    """Of its tensors, without reading them; none of a file that cannot be looked into.
+
+    Of the format of before torch 1.6 only all of it can be read: that is not done.
+    """
+    if os.pread(file.fileno(), len(_ZIP), 0) != _ZIP:
+        return frozenset()
+    try:
+        with torch.serialization.skip_data():
+            state = _unwrap(file.name, _load(file, device="meta"))
+    except Exception:
+        # Of an optimizer, of a tokenizer: it may be anything, and nobody asked for it.
+        return frozenset()
+    return frozenset(
+        name
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, torch.Tensor)
+    )
+
+
+def _load(file: OpenFile, *, device: str) -> object:
+    """Plain data only. Raises: whatever torch.load's parsers do."""
+    with os.fdopen(os.dup(file.fileno()), "rb") as stream:
+        # The offset is shared with other duplicates of the descriptor.
+        stream.seek(0)
+        return torch.load(stream, map_location=device, weights_only=True, mmap=False)
 
 
 def _unwrap(file_name: str, loaded: object) -> Mapping[str, object]:

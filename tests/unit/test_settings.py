@@ -40,6 +40,12 @@ def test_defaults() -> None:
         (["--while-paused", "hold"], {"HOTSWAP_WHILE_PAUSED": "hold"}, "while_paused", "hold"),
         (["--hold-s", "2.5"], {"HOTSWAP_HOLD_S": "2.5"}, "hold_s", 2.5),
         (
+            ["--generate-timeout-s", "2.5"],
+            {"HOTSWAP_GENERATE_TIMEOUT_S": "2.5"},
+            "generate_timeout_s",
+            2.5,
+        ),
+        (
             ["--allow-weight-update"],
             {"HOTSWAP_ALLOW_WEIGHT_UPDATE": "1"},
             "allow_weight_update",
@@ -165,6 +171,7 @@ def test_plugin_options() -> None:
         ({"GR_ALLOW_WEIGHT_UPDATE": "maybe"}, "GR_ALLOW_WEIGHT_UPDATE: 'maybe'"),
         ({"HOTSWAP_HOLD_S": "-1"}, "--hold-s"),
         ({"HOTSWAP_HOLD_S": "nan"}, "--hold-s"),
+        ({"HOTSWAP_GENERATE_TIMEOUT_S": "-1"}, "--generate-timeout-s"),
         ({"HOTSWAP_MAX_RUNNING_REQUESTS": "0"}, "--max-running-requests"),
         ({"HOTSWAP_MAX_QUEUED_REQUESTS": "0"}, "--max-queued-requests"),
         ({"HOTSWAP_CHUNKED_PREFILL_SIZE": "0"}, "--chunked-prefill-size"),

@@ -27,6 +27,7 @@ def openai_routes() -> list[KindedRoute]:
             methods=["POST"],
             body=completions.body,
             answers=_WHOLE_OR_STREAM,
+            errors=(504,),
         ),
         KindedRoute(
             "/v1/chat/completions",
@@ -35,5 +36,6 @@ def openai_routes() -> list[KindedRoute]:
             methods=["POST"],
             body=chat_completions.body,
             answers=_WHOLE_OR_STREAM,
+            errors=(504,),
         ),
     ]

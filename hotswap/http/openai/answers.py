@@ -11,6 +11,7 @@ from hotswap.http.event_stream import EventStream
 from hotswap.http.failures import log_failure
 from hotswap.http.openai.choices import Choice, News, summary, usage
 from hotswap.http.openai.errors import openai_body
+from hotswap.http.patience import Patience
 from hotswap.http.replies import encode
 from hotswap.http.runs import run_together
 
@@ -69,15 +70,21 @@ class Answer:
             "metadata": summary(self._choices),
         }
 
-    async def stream(self, events: EventStream, *, with_usage: bool) -> None:
+    async def stream(self, events: EventStream, *, with_usage: bool, patience_s: float) -> None:
         """Events as they come, an error as one of them, and the end.
 
+        A choice of which nothing comes for ``patience_s`` (0: for ever) is such an error.
         Raises: ClientGone when nobody reads them.
         """
         await events.begin()
         try:
             await run_together(
-                [partial(self._read, choice, events, with_usage) for choice in self._choices]
+                [
+                    partial(
+                        self._read, choice, events, with_usage=with_usage, patience_s=patience_s
+                    )
+                    for choice in self._choices
+                ]
             )
             if with_usage:
                 last = {"choices": [], "usage": self._usage(), "metadata": summary(self._choices)}
@@ -94,7 +101,10 @@ class Answer:
     def _usage(self) -> dict[str, object]:
         return usage(self._choices, samples=self._samples)
 
-    async def _read(self, choice: Choice, events: EventStream, with_usage: bool) -> None:
+    async def _read(
+        self, choice: Choice, events: EventStream, *, with_usage: bool, patience_s: float
+    ) -> None:
+        patience = Patience(patience_s)
         empty_usage = {"usage": None} if with_usage else {}
 
         async def event(piece: Mapping[str, object], finish: str | None) -> None:
@@ -106,8 +116,9 @@ class Answer:
             # A token that is a part of a character has nothing to show yet.
             if news.text or news.logprobs or news.is_end:
                 await event(self._form.piece(choice, news), choice.transcript.finish)
+            patience.renew()
 
         opening = self._form.opening(choice)
         if opening is not None:
             await event(opening, None)
-        await choice.read(tell)
+        await patience.run(partial(choice.read, tell))

@@ -98,7 +98,7 @@ class OpenAiEnvelope:
         except Exception as error:
             if begun:
                 raise
-            if wire_of(error).status == 500:
+            if wire_of(error).status in (500, 504):
                 log_failure(f"{scope['method']} {scope['path']}", error)
             await openai_reply(error)(scope, receive, send)
 

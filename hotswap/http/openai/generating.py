@@ -24,6 +24,7 @@ from hotswap.http.openai.bodies import MAX_CHOICES, GeneratingBody
 from hotswap.http.openai.choices import Choice, Prompt
 from hotswap.http.openai.errors import ParameterRefused
 from hotswap.http.openai.models import check_model
+from hotswap.http.patience import Patience
 from hotswap.http.replies import Json
 from hotswap.http.runs import submit_all
 from hotswap.http.schemas import sample_seed
@@ -119,22 +120,28 @@ class Generating(Generic[B]):
                 for rid in _rids(whole_id, count)
             ]
 
-            async def run() -> None:
+            async def begin() -> Answer:
                 asked = await self._prepare(body, kitchen)
                 choices = await _begin(
                     asked, kitchen, tickets, ignored=ignored_names(values, self.body)
                 )
-                answer = Answer(
-                    choices,
-                    asked.form,
-                    head=self._head(whole_id, model, stream=body.stream),
-                    samples=body.n,
-                )
+                head = self._head(whole_id, model, stream=body.stream)
+                return Answer(choices, asked.form, head=head, samples=body.n)
+
+            async def whole() -> object:
+                return await (await begin()).whole()
+
+            async def run() -> None:
+                patience = Patience(serving.patience_s)
                 if body.stream:
-                    events = EventStream(send, stall_s=serving.stall_s)
-                    await answer.stream(events, with_usage=body.stream_options.include_usage)
+                    answer = await patience.run(begin)
+                    await answer.stream(
+                        EventStream(send, stall_s=serving.stall_s),
+                        with_usage=body.stream_options.include_usage,
+                        patience_s=serving.patience_s,
+                    )
                 else:
-                    await Json(await answer.whole())(scope, receive, send)
+                    await Json(await patience.run(whole))(scope, receive, send)
 
             await until_disconnect(receive, run)
 

@@ -57,10 +57,15 @@ def test_a_batch_mixes_greedy_and_drawn() -> None:
         assert tokens == [1, wanted.draw(LOGITS), 3]
 
 
-def test_any_integer_is_a_seed() -> None:
-    for seed in (0, -1, 2**63, 2**70):
-        sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
-        assert 0 <= sampler.draw(LOGITS) < 5
+def test_any_integer_is_a_seed_and_no_two_are_one() -> None:
+    seeds = [sign * 2**power + 1 for power in (0, 31, 32, 63, 64, 70) for sign in (1, -1)]
+
+    def drawn(seed: int) -> tuple[int, ...]:
+        sampler = Sampler(SamplingParams(temperature=4.0, seed=seed))
+        return tuple(sampler.draw(LOGITS) for _ in range(40))
+
+    assert len({drawn(seed) for seed in seeds}) == len(seeds)
+    assert [drawn(seed) for seed in seeds] == [drawn(seed) for seed in seeds]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -223,6 +223,16 @@ async def test_finish_reasons(
     assert reply["meta_info"]["cached_tokens"] == 5
 
 
+async def test_an_abort_in_the_engine_s_queue_says_so(serve: Callable[..., Any]) -> None:
+    serving = serve(engine=ScriptedEngine(reply=None))
+    async with AsgiCall(serving.app, "POST", "/generate", {"text": "a", "rid": "r"}) as call:
+        await serving.engine.submitted.wait()
+        serving.engine.generations["r"].abort()
+        _, body = await call.finished()
+
+    assert decoded(body)["meta_info"]["finish_reason"]["message"] == "Abort in waiting queue"
+
+
 async def test_spans_across_an_update(serve: Callable[..., Any]) -> None:
     serving = serve(engine=ScriptedEngine(reply=None))
     old, new = WeightStamp(version="a", epoch=1), WeightStamp(version="b", epoch=2)

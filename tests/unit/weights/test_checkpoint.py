@@ -210,7 +210,9 @@ def test_the_order_of_preference(tmp_path: Path) -> None:
     weights = {float(i): {"w": torch.tensor([float(i)])} for i in range(1, 6)}
     torch.save(weights[1.0], directory / "consolidated.pt")
     assert load(directory)["w"].item() == 1.0
+    (directory / "consolidated.pt").unlink()
     torch.save(weights[2.0], directory / "pytorch_model.bin")
+    torch.save({"v": weights[1.0]["w"]}, directory / "other.pt")
     assert load(directory)["w"].item() == 2.0
     (directory / "pytorch_model.bin").unlink()
     torch.save(weights[3.0], directory / "shard.bin")

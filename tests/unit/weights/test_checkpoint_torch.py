@@ -62,6 +62,44 @@ def test_shards_follow_their_index(tmp_path: Path) -> None:
     assert {name: tensor.item() for name, tensor in load(tmp_path).items()} == {"w": 1, "v": 1}
 
 
+@pytest.mark.parametrize("wrap", [None, "model", "state_dict"])
+def test_another_file_with_a_tensor_of_the_single_one_is_refused(
+    tmp_path: Path, wrap: str | None
+) -> None:
+    """A29, as for safetensors: no index, and the same name in several files."""
+    saved(tmp_path, STATE)
+    rival = {"b": torch.tensor(False)}
+    saved(tmp_path, rival if wrap is None else {wrap: rival, "epoch": 3}, "consolidated.00.pt")
+    named = r"'b' is in pytorch_model.bin and in consolidated.00.pt, and no index"
+    with pytest.raises(UpdateRejected, match=named):
+        Checkpoint.open(tmp_path)
+
+
+def test_what_lies_beside_the_single_file_and_is_no_rival(tmp_path: Path) -> None:
+    """An optimizer, a scheduler, another adapter; and what nobody can look into."""
+    saved(tmp_path, STATE)
+    moments = {0: {"exp_avg": torch.ones(2, 3)}}
+    saved(tmp_path, {"state": moments, "param_groups": [{"params": [0], "lr": 1.0}]}, "optim.pt")
+    saved(tmp_path, {"adapter": torch.ones(2)}, "adapter.pt")
+    saved(tmp_path, [1, 2], "list.pt")
+    torch.save(STATE, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "junk.pt").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "folder.pt").mkdir()
+    got = load(tmp_path)
+    assert got.keys() == STATE.keys()
+    assert torch.equal(got["w"], STATE["w"])
+
+
+def test_nothing_of_what_lies_beside_it_runs(tmp_path: Path) -> None:
+    saved(tmp_path, STATE)
+    mark = tmp_path / "ran"
+    with zipfile.ZipFile(tmp_path / "evil.pt", "w") as archive:
+        archive.writestr("evil/data.pkl", pickle.dumps({"w": Exploit(mark)}))
+        archive.writestr("evil/version", "3")
+    assert load(tmp_path).keys() == STATE.keys()
+    assert not mark.exists()
+
+
 def test_several_pt_files_are_united_or_refused(tmp_path: Path) -> None:
     saved(tmp_path, {"w": torch.ones(1)}, "a.pt")
     saved(tmp_path, {"v": torch.ones(1)}, "b.pt")
