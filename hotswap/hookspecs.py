@@ -89,7 +89,7 @@ CONTRACTS: Mapping[str, HookContract] = {
     ),
     "hotswap_post_write": HookContract(
         called="on a publisher, once a version is written and before it is announced",
-        thread="event loop",
+        thread="the publisher's event loop, or one of the call's own",
         timeout_s=60.0,
         raising="stops the announcement",
     ),
@@ -173,7 +173,9 @@ class Hooks(Protocol):
     async def hotswap_post_write(self, directory: str, version: str | None) -> None:
         """Make ``directory`` visible to readers after a publisher has written a version.
 
-        Called on the publisher's event loop, within 60 s, before the version is announced.
+        Called on the publisher's event loop, or on one that is there for this call alone, so
+        that nothing may be kept that belongs to a loop. Raising, or taking longer than 60 s,
+        stops the announcement. It may be called again for the same version.
         """
 
     @_spec

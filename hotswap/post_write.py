@@ -32,8 +32,8 @@ async def run_post_write(
     """Run every hook in turn, each within its own time limit; announce the version afterwards.
 
     ``hooks`` are ``load_plugins().post_write``, in that order. The first one that fails is
-    the last one that is called. Those before it are called again when the version is
-    published again. A cancelled caller cancels the hook that runs.
+    the last one that is called. Those before it have run, and may be called
+    again for the same version. A cancelled caller cancels the hook that runs.
 
     Raises: UpdateRejected, or another HotswapError that a hook raised, naming the hook: keep the
     version back.
@@ -52,8 +52,8 @@ async def run_post_write(
             named = bound.name in str(error)
             seen = str(error) if named else f"{bound.name}: post-write hook: {error}"
             raise UpdateRejected(
-                f"{seen}; {place} (version {version!r}) is written and was not announced: "
-                "put it right, and publish the version again"
+                f"{seen}; {place} (version {version!r}) is written and was not announced: put it "
+                "right, and run the hooks again or publish the next version"
             ) from error
 
 

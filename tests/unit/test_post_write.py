@@ -41,7 +41,7 @@ async def test_the_first_that_fails_is_the_last_that_is_called() -> None:
     assert [name for name, _, _ in seen] == ["a", "hotswap-nfs"]
     assert str(caught.value) == (
         "hotswap-nfs: post-write hook failed: OSError: stale handle; /w (version '7') is written "
-        "and was not announced: put it right, and publish the version again"
+        "and was not announced: put it right, and run the hooks again or publish the next version"
     )
 
 
