@@ -21,17 +21,23 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The code for what a client raised; ValueError is a wrong argument."""
+    """The code for what a client or a pull raised; ValueError is a wrong argument."""
     from hotswap.client import NoAnswer, NotReady, StillPaused, WeightsAfter, weights_after
+    from hotswap.stream import LocalDamaged, StreamError
 
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
-    if isinstance(error, ValueError):
-        return ExitCode.USAGE
-    if isinstance(error, NoAnswer | NotReady):
+    by_class = (
+        (KeyboardInterrupt, ExitCode.INTERRUPTED),
+        (ValueError, ExitCode.USAGE),
+        (NoAnswer | NotReady, ExitCode.NO_ANSWER),
+        (StillPaused, ExitCode.STILL_PAUSED),
+    )
+    for kind, code in by_class:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, StreamError) and error.retryable:
         return ExitCode.NO_ANSWER
-    if isinstance(error, StillPaused):
-        return ExitCode.STILL_PAUSED
+    if isinstance(error, LocalDamaged):
+        return ExitCode.NOT_WHOLE
     if getattr(error, "__notes__", None) and weights_after(error) is WeightsAfter.UNTOUCHED:
         return ExitCode.STILL_PAUSED
     return {

@@ -28,6 +28,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     completes: str = ""
     negative: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,25 @@ _SERVER = (
         default="auto",
         help="whose server it is; auto asks it",
     ),
+)
+_THREADS = Flag(
+    name="--threads",
+    metavar="N",
+    type=int,
+    help="threads that share out the tensors; one a processor, a pull at most 8",
+)
+_LOCK = Flag(
+    name="--lock-timeout-s",
+    metavar="S",
+    type=float,
+    default=600.0,
+    help="seconds to wait for another pull or reader of the local checkpoint",
+)
+_BASE_KNOWN = Flag(
+    name="--base",
+    metavar="DIR",
+    help="version 0 of a source: the checkpoint that its first delta builds on",
+    completes="directory",
 )
 _WITHIN = Flag(
     name="--within-s",
@@ -149,6 +169,69 @@ COMMANDS: tuple[CliCommand, ...] = (
         ),
     ),
     CliCommand(
+        name="pull",
+        help="bring a local checkpoint to a published version; no server is needed",
+        flags=(
+            Flag(
+                name="--source",
+                metavar="DIR",
+                help="where versions are published",
+                completes="directory",
+                required=True,
+            ),
+            Flag(
+                name="--local",
+                metavar="DIR",
+                help="the local checkpoint, which belongs to pulls",
+                completes="directory",
+                required=True,
+            ),
+            Flag(
+                name="--base",
+                metavar="DIR",
+                help="version 0: the checkpoint that training began with",
+                completes="directory",
+                required=True,
+            ),
+            Flag(name="--target", metavar="N", type=int, help="the version", required=True),
+            _THREADS,
+            _LOCK,
+            Flag(
+                name="--custom-pull-weights-pre-read-hook",
+                metavar="PATH",
+                help="import path of a function (source_dir, target_version), called before the "
+                "source is looked at",
+            ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="inspect",
+        help="list published versions, or say what a local checkpoint holds",
+        flags=(
+            Flag(name="directory", help="a source or a local checkpoint", completes="directory"),
+            _BASE_KNOWN,
+            Flag(
+                name="--density",
+                default=True,
+                negative=True,
+                help="read every delta, and say how much it changes (the default)",
+            ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="verify",
+        help="check every byte of a source or a local checkpoint against every checksum",
+        flags=(
+            Flag(name="directory", help="a source or a local checkpoint", completes="directory"),
+            _BASE_KNOWN,
+            _THREADS,
+            _LOCK,
+            _JSON,
+        ),
+    ),
+    CliCommand(
         name="completion",
         help="print a completion script for a shell",
         flags=(Flag(name="shell", choices=("bash", "zsh", "fish"), help="which shell"),),
@@ -202,3 +285,5 @@ def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
         help=flag.help,
     )
     argument.metavar = flag.metavar
+    # A flag is optional to argparse unless it is told, an argument of a command never is.
+    argument.required = flag.required or not flag.name.startswith("--")

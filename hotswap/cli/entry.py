@@ -59,18 +59,24 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
     from hotswap.cli.check import run_check
     from hotswap.cli.completion import run_completion
     from hotswap.cli.demo import run_demo
+    from hotswap.cli.inspect import run_inspect
     from hotswap.cli.plugins import run_plugins
+    from hotswap.cli.pull import run_pull
     from hotswap.cli.state import run_state
     from hotswap.cli.update import run_update
+    from hotswap.cli.verify import run_verify
     from hotswap.cli.watch import run_watch
 
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "check": run_check,
         "completion": run_completion,
         "demo": run_demo,
+        "inspect": run_inspect,
         "plugins": run_plugins,
+        "pull": run_pull,
         "state": run_state,
         "update": run_update,
+        "verify": run_verify,
         "watch": run_watch,
     }
     return runs[command]

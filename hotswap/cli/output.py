@@ -46,17 +46,16 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     code = exit_code_of(error)
     told = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
     if as_json:
-        print_json(
-            {
-                "error": {
-                    "class": type(error).__name__,
-                    "message": "; ".join(told),
-                    "weights": weights_after(error),
-                    "retryable": bool(getattr(error, "retryable", False)),
-                    "exit_code": int(code),
-                }
-            }
-        )
+        shown = {
+            "class": type(error).__name__,
+            "message": "; ".join(told),
+            "weights": weights_after(error),
+            "retryable": bool(getattr(error, "retryable", False)),
+            "exit_code": int(code),
+        }
+        if hasattr(error, "local_version"):
+            shown["local_version"] = error.local_version
+        print_json({"error": shown})
     else:
         for line in told:
             print(f"hotswap {command}: {line}", file=sys.stderr, flush=True)

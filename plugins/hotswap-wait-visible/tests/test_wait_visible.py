@@ -23,9 +23,9 @@ from hotswap.stream import SourceNotReady, directory_of, publish_delta
 from hotswap.stream.layout import INDEX
 from hotswap.testing import Hidden, Hide, PreRead, PreReadTests, leave_out
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 
-OPTIONS: Mapping[str, object] = {
+OPTIONS: dict[str, object] = {
     "wait-visible-root": ("/",),
     "wait-visible-s": 3.0,
     "wait-visible-every-s": 0.001,

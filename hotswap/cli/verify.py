@@ -1,0 +1,63 @@
+"""``hotswap verify``: every byte against every checksum, of a source or a local checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotswap.cli.bars import bars
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.output import fail, print_json, print_text
+
+if TYPE_CHECKING:
+    from hotswap.stream import Verified
+
+__all__ = ["run_verify"]
+
+
+def run_verify(options: argparse.Namespace) -> ExitCode:
+    """Print what is wrong; code 0 for nothing, 3 when all of it may only be late."""
+    from hotswap.errors import HotswapError
+
+    try:
+        found = _verified(options)
+    except (HotswapError, ValueError, KeyboardInterrupt) as error:
+        return fail("verify", error, as_json=options.json)
+    if options.json:
+        print_json({"whole": not found.faults, **asdict(found)})
+    else:
+        _show(found)
+    if not found.faults:
+        return ExitCode.DONE
+    return ExitCode.NO_ANSWER if found.retryable else ExitCode.FAILED
+
+
+def _verified(options: argparse.Namespace) -> Verified:
+    from hotswap.stream.survey_local import is_local
+    from hotswap.stream.verify_local import verify_local
+    from hotswap.stream.verify_source import verify_source
+
+    directory, threads = Path(options.directory), options.threads
+    with bars(shown=not options.json) as progress:
+        if is_local(directory):
+            return verify_local(
+                directory,
+                threads=threads,
+                lock_timeout_s=options.lock_timeout_s,
+                progress=progress,
+            )
+        base = None if options.base is None else Path(options.base)
+        return verify_source(directory, base_dir=base, threads=threads, progress=progress)
+
+
+def _show(found: Verified) -> None:
+    for fault in found.faults:
+        print(f"hotswap verify: {fault}", file=sys.stderr)
+    versions = ", ".join(map(str, found.versions)) or "none"
+    counts = f"{found.checks} checksums over {found.checked_bytes / 1e6:.1f} MB"
+    ended = "all hold" if not found.faults else f"{len(found.faults)} faults"
+    note = "" if found.note is None else f"; {found.note}"
+    print_text(f"{found.path}: versions {versions}: {counts}: {ended}{note}")

@@ -1,0 +1,176 @@
+"""The operator's hook by its import path, and the hooks of a pull in their order."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from hotswap.errors import UpdateRejected
+from hotswap.plugin_hooks import PreReadHook, with_options
+from hotswap.pre_read import operator_hook, pull_pre_read
+from hotswap.uninterrupted import on_worker_thread
+
+MODULE = "operators_module_under_test"
+
+
+class Refresh:
+    """A callable object, as a client of a mount may be one."""
+
+    def __init__(self, seen: list[object]) -> None:
+        self.seen = seen
+
+    async def __call__(self, source_dir: str, target_version: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.seen.append(("object", source_dir, target_version))
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    """The operator's module, which is importable."""
+    made: Any = ModuleType(MODULE)
+    made.seen = []
+
+    def plain(source_dir: str, target_version: int) -> None:
+        made.seen.append((threading.current_thread().name, source_dir, target_version))
+
+    async def slow(source_dir: str, target_version: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        made.seen.append(("async", source_dir, target_version))
+
+    made.plain, made.slow, made.refresh = plain, slow, Refresh(made.seen)
+    made.bound = functools.partial(slow)
+    made.number, made.one = 7, lambda source_dir: None
+    made.more = lambda source_dir, target_version, *, how: None
+    sys.modules[MODULE] = made
+    yield made
+    del sys.modules[MODULE]
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("plain", "hotswap-pre-read"),
+        ("slow", "async"),
+        ("refresh", "object"),
+        ("bound", "async"),
+    ],
+)
+def test_plain_or_async_it_gets_source_and_target(module: Any, name: str, seen: str) -> None:
+    pre_read = pull_pre_read([operator_hook(f"{MODULE}.{name}")])
+    assert pre_read is not None
+    pre_read(Path("/shared/stream"), 7)
+    assert module.seen == [(seen, "/shared/stream", 7)]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "is no import path, wanted package.module.function"),
+        ("refresh", "is no import path"),
+        ("a..b", "is no import path"),
+        ("a.b:c", "is no import path"),
+        ("../x.py", "is no import path"),
+        ("no_such_package.refresh", "cannot be imported (ModuleNotFoundError: "),
+        (f"{MODULE}.absent", f"module {MODULE} has no absent"),
+        (f"{MODULE}.number", "is a int, wanted a function"),
+        (f"{MODULE}.one", "takes (source_dir), wanted (source_dir, target_version)"),
+        (f"{MODULE}.more", "wanted (source_dir, target_version)"),
+    ],
+)
+def test_one_that_cannot_be_imported_or_called_is_refused_in_a_line(
+    module: Any, path: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        operator_hook(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_fails_at_import_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_operators_module.py").write_text("raise RuntimeError('no\\nmount')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: no mount\)"):
+        operator_hook("broken_operators_module.refresh")
+
+
+def test_one_whose_signature_nobody_knows_is_tried(module: Any) -> None:
+    module.written_in_c = min
+    assert operator_hook(f"{MODULE}.written_in_c").name == f"{MODULE}.written_in_c"
+
+
+def test_the_operators_comes_first_and_the_first_that_fails_ends_it(module: Any) -> None:
+    def hook(name: str, error: Exception | None = None) -> PreReadHook:
+        async def call(source: str, version: str | None) -> None:
+            module.seen.append((name, source, version))
+            if error is not None:
+                raise error
+
+        return PreReadHook(name=name, call=call)
+
+    own = operator_hook(f"{MODULE}.slow")
+    pre_read = pull_pre_read([own, hook("hotswap-a"), hook("hotswap-b", OSError("no mount"))])
+    assert pre_read is not None
+    with pytest.raises(UpdateRejected, match="hotswap-b: pre-read hook failed: OSError: no mount"):
+        pre_read(Path("/s"), 7)
+    assert module.seen == [("async", "/s", 7), ("hotswap-a", "/s", "7"), ("hotswap-b", "/s", "7")]
+    assert pull_pre_read([]) is None
+
+
+async def test_on_the_loop_that_started_the_pulls_thread() -> None:
+    threads = list[int]()
+
+    async def call(source: str, version: str | None) -> None:
+        threads.append(threading.get_ident())
+
+    hooks = [PreReadHook(name="x", call=call)]
+    pre_read = pull_pre_read(hooks, run=anyio.from_thread.run)
+    assert pre_read is not None
+    await on_worker_thread(pre_read, Path("/s"), 7)
+    assert threads == [threading.get_ident()]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_one_that_does_not_end_is_left_behind(module: Any, is_async: bool) -> None:
+    over = threading.Event()
+
+    async def waits(source_dir: str, target_version: int) -> None:
+        await anyio.sleep_forever()
+
+    def blocks(source_dir: str, target_version: int) -> None:
+        over.wait()
+
+    module.hook = waits if is_async else blocks
+    found = operator_hook(f"{MODULE}.hook")
+    assert found.timeout_s == 60.0
+    pre_read = pull_pre_read([PreReadHook(name=found.name, call=found.call, timeout_s=0.05)])
+    assert pre_read is not None
+    try:
+        with pytest.raises(UpdateRejected, match=r"hook took longer than 0.05 s"):
+            pre_read(Path("/s"), 7)
+    finally:
+        over.set()
+
+
+async def test_options_reach_the_hooks_of_plug_ins_alone() -> None:
+    seen = list[object]()
+
+    async def with_three(*given: object) -> None:
+        seen.append(given)
+
+    of_a_plugin = PreReadHook(name="a", call=with_three, options={"wait-s": 1.0})
+    plain = PreReadHook(name="b", call=with_three)
+    for hook in with_options([of_a_plugin, plain], {"wait-s": 2.0}):
+        await hook("/s", None)
+    assert seen == [("/s", None, {"wait-s": 2.0}), ("/s", None)]
