@@ -18,7 +18,7 @@ from hotswap.stream.apply import Fold, blame, bytes_of
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
-from hotswap.stream.journal import CHUNK_BYTES, JournalWriter
+from hotswap.stream.journal import CHUNK_BYTES, JournalWriter, chunk_room
 from hotswap.stream.parallel import run_all
 from hotswap.stream.piecewise import piecewise
 from hotswap.stream.progress import Tally
@@ -64,20 +64,19 @@ def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple
 
 def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: InPlace) -> None:
     length, last = tensor.span.length, deltas[-1]
-    steps = [piecewise(delta, length) for delta in deltas]
+    steps = [piecewise(delta, length, among=len(deltas)) for delta in deltas]
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
-    old_buffer, new_buffer = (bytes_of(bytearray(min(length, CHUNK_BYTES))) for _ in range(2))
     for at in range(0, length, CHUNK_BYTES):
         size = min(CHUNK_BYTES, length - at)
-        old, new = old_buffer[:size], new_buffer[:size]
-        _read(tensor, old.data, offset=at)
-        np.copyto(new, old)
-        for step in steps:
-            step.apply(new)
-        published.update(new.data)
+        room = chunk_room(size)
+        piece = room[:size]
+        _read(tensor, piece.data, offset=at)
+        touched = [step.apply(piece) for step in steps]
+        published.update(piece.data)
         if last.checksum_format != OWN_CHECKSUM:
-            own.update(new.data)
-        staging.journal.change(file, tensor.span.offset + at, old=old, new=new)
+            own.update(piece.data)
+        words = touched[0] if len(touched) == 1 else np.unique(np.concatenate(touched))
+        staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
         staging.tally.through(done=size)
     for step in steps:
         step.finish()

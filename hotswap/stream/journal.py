@@ -4,12 +4,12 @@
 may be applied again from any point. It is renamed into place whole and synced before
 the first byte of the checkpoint changes, and unlinked once the new state is durable.
 
-Layout, little-endian: 16 bytes ``hotswap-journal1``; records; JSON; a 24-byte end (JSON
+Layout, little-endian: 16 bytes ``hotswap-journal2``; records; JSON; a 24-byte end (JSON
 length u8 bytes, xxh3-64 of the JSON, ``hsw-end1``). A record is a head (kind u4, file
 number u4, offset u8, span u4, payload length u4, xxh3-64 u8 of what comes before it in the
 head and of the payload) and its payload: ``RAW``
-``span`` bytes; ``WORDS`` the numbers (u4) of the 8-byte words of the span that change,
-ascending, then the words.
+``span`` bytes; ``WORDS`` the 8-byte words of the span that change, then their numbers (u4),
+ascending. The last word of a span may reach past its end.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.state import State
+from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
-__all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record"]
+__all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record", "chunk_room"]
 
-CHUNK_BYTES = 2**20
-"""The longest span of a record."""
+CHUNK_BYTES = 2 * 2**20
+"""The longest span of a record. Shorter ones are passed between threads more often than is good."""
 
-_MAGIC = b"hotswap-journal1"
+_MAGIC = b"hotswap-journal2"
 _END = struct.Struct("<QQ8s")
 _END_MAGIC = b"hsw-end1"
 _HEAD = struct.Struct("<IIQII")
 _DIGEST = struct.Struct("<Q")
 _RAW, _WORDS = 0, 1
-_WORD_BYTES = 8
+_NUMBER_BYTES = 4
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,23 +88,18 @@ class JournalWriter:
     def __repr__(self) -> str:
         return f"<JournalWriter {self._path} {self.size_bytes} bytes>"
 
-    def change(self, file: int, offset: int, *, old: Bytes, new: Bytes) -> None:
-        """Note that ``old`` becomes ``new`` at ``offset``; nothing when they are equal.
+    def change(self, file: int, offset: int, room: Bytes, *, span: int, words: Words) -> None:
+        """Note that ``words`` of the ``span`` bytes at ``offset`` are now as ``room`` begins.
 
-        At most ``CHUNK_BYTES`` long. Any thread. Raises: OSError.
+        ``room`` is whole words, at most ``CHUNK_BYTES``. Any thread. Raises: OSError.
         """
-        whole = len(new) // _WORD_BYTES * _WORD_BYTES
-        words = new[:whole].view("<u8")
-        changed = np.flatnonzero(old[:whole].view("<u8") != words).astype("<u4")
-        if changed.size * (_WORD_BYTES + 4) >= whole:
-            if not np.array_equal(old, new):
-                self._record(_RAW, file, offset, len(new), new.tobytes())
+        if not words.size:
             return
-        if changed.size:
-            payload = changed.tobytes() + words[changed].tobytes()
-            self._record(_WORDS, file, offset, whole, payload)
-        if not np.array_equal(old[whole:], new[whole:]):
-            self._record(_RAW, file, offset + whole, len(new) - whole, new[whole:].tobytes())
+        if words.size * (WORD_BYTES + _NUMBER_BYTES) >= span:
+            self._record(_RAW, file, offset, span, room[:span].tobytes())
+            return
+        payload = room.view("<u8")[words].tobytes() + words.astype("<u4").tobytes()
+        self._record(_WORDS, file, offset, span, payload)
 
     def commit(self, outcome: Outcome) -> None:
         """Make the journal durable and give it its name. Raises: OSError."""
@@ -157,10 +153,11 @@ class JournalReader:
         """Every record in order, its payload unread. Raises: LocalDamaged, OSError."""
         at = len(_MAGIC)
         while at < self._end:
-            head = self._read(at, _HEAD.size)
+            both = self._read(at, _HEAD.size + _DIGEST.size)
+            head = both[: _HEAD.size]
             kind, file, offset, span, length = _HEAD.unpack(head)
-            (digest,) = _DIGEST.unpack(self._read(at + _HEAD.size, _DIGEST.size))
-            at += _HEAD.size + _DIGEST.size
+            (digest,) = _DIGEST.unpack_from(both, _HEAD.size)
+            at += len(both)
             if span > CHUNK_BYTES or at + length > self._end:
                 raise self._damaged()
             yield Record(
@@ -187,15 +184,19 @@ class JournalReader:
             raise self._damaged()
         return payload
 
-    def patch(self, record: Record, span: Bytes) -> None:
-        """Turn the old bytes ``span`` into the new ones. Raises: LocalDamaged, OSError."""
+    def patch(self, record: Record, room: Bytes) -> None:
+        """Turn the old bytes of the span, with which ``room`` begins, into the new ones.
+
+        ``room`` is whole words, the last of them perhaps past the span. Raises: LocalDamaged,
+        OSError.
+        """
         payload = self.payload(record)
         if record.kind == _RAW:
-            span[:] = np.frombuffer(payload, np.uint8)
+            room[: record.span] = np.frombuffer(payload, np.uint8)
             return
-        count = len(payload) // (_WORD_BYTES + 4)
-        at = np.frombuffer(payload, "<u4", count)
-        span.view("<u8")[at] = np.frombuffer(payload[4 * count :], "<u8", count)
+        count = len(payload) // (WORD_BYTES + _NUMBER_BYTES)
+        words = np.frombuffer(payload, "<u4", count, count * WORD_BYTES)
+        room.view("<u8")[words.astype(np.intp)] = np.frombuffer(payload, "<u8", count)
 
     def _outcome(self) -> tuple[int, Outcome]:
         if self._size < len(_MAGIC) + _END.size or self._read(0, len(_MAGIC)) != _MAGIC:
@@ -220,6 +221,22 @@ class JournalReader:
             f"{self._path}: not the journal that a pull left; the local checkpoint is of two "
             "versions and has to be seeded again"
         )
+
+
+def chunk_room(span: int) -> Bytes:
+    """A buffer of this thread's own: ``span`` bytes, up to a whole word, what is past them zero.
+
+    It is the same each time: fresh memory costs more than what is done with it.
+    """
+    room: Bytes | None = getattr(_own, "room", None)
+    if room is None:
+        room = _own.room = np.empty(CHUNK_BYTES, np.uint8)
+    room = room[: whole_words(span)]
+    room[span:] = 0
+    return room
+
+
+_own = threading.local()
 
 
 def _digest(head: bytes, payload: bytes) -> int:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from hotswap.stream import LocalDamaged, PullMode, pull
 from hotswap.stream.disk import LocalDisk
+from hotswap.stream.encodings import Bytes
 from hotswap.stream.journal import CHUNK_BYTES, JournalReader, JournalWriter, Outcome
 from hotswap.stream.state import Reserved, State
+from hotswap.stream.words import WORD_BYTES, different_words
 from tests.unit.stream.crashes import Scenario, pull_now
 from tests.unit.stream.faulty_disk import ForgetfulDisk, write_left
 from tests.unit.stream.streams import Stream, changed, contents_of, made
@@ -24,12 +26,20 @@ OUTCOME = Outcome(before=None, state=State(version="000001"), files=("a", "b"))
 def written(directory: Path, *changes: tuple[int, int, bytes, bytes]) -> JournalReader:
     writer = JournalWriter(LocalDisk(), directory / "journal")
     for file, offset, old, new in changes:
-        writer.change(
-            file, offset, old=np.frombuffer(old, np.uint8), new=np.frombuffer(new, np.uint8)
-        )
+        note(writer, file, offset, old, new)
     writer.commit(OUTCOME)
     writer.close()
     return JournalReader(directory / "journal")
+
+
+def note(writer: JournalWriter, file: int, offset: int, old: bytes, new: bytes) -> None:
+    words = different_words(np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8))
+    writer.change(file, offset, padded(new), span=len(new), words=words)
+
+
+def padded(span: bytes) -> Bytes:
+    """``span`` up to a whole word; what is past it is of no account."""
+    return np.frombuffer(span + b"?" * (-len(span) % WORD_BYTES), np.uint8).copy()
 
 
 def read_again(path: Path) -> None:
@@ -39,8 +49,10 @@ def read_again(path: Path) -> None:
 
 def patched(journal: JournalReader, contents: list[bytearray]) -> None:
     for record in journal.records():
-        span = memoryview(contents[record.file])[record.offset : record.offset + record.span]
-        journal.patch(record, np.frombuffer(span, np.uint8))
+        span = slice(record.offset, record.offset + record.span)
+        room = padded(bytes(contents[record.file][span]))
+        journal.patch(record, room)
+        contents[record.file][span] = room[: record.span].tobytes()
 
 
 @settings(deadline=None, max_examples=40)
@@ -88,7 +100,7 @@ def test_every_cut_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_an_uncommitted_journal_leaves_nothing(tmp_path: Path) -> None:
     writer = JournalWriter(LocalDisk(), tmp_path / "journal")
-    writer.change(0, 0, old=np.zeros(8, np.uint8), new=np.ones(8, np.uint8))
+    note(writer, 0, 0, bytes(8), bytes(7) + b"x")
     assert "journal" in repr(writer)
     writer.close()
     writer.close()

@@ -15,6 +15,7 @@ from hotswap.stream import DeltaDamaged
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, encode
 from hotswap.stream.piecewise import piecewise
+from hotswap.stream.words import WORD_BYTES, different_words, whole_words
 from tests.unit.stream.streams import refusal_of
 from tests.unit.stream.test_encodings import DAMAGED, pairs
 
@@ -30,11 +31,17 @@ def delta(encoding: str, blob: memoryview) -> Delta:
     )
 
 
-def applied(of: Delta, old: Bytes, size: int) -> Bytes:
+def applied(of: Delta, old: Bytes, size: int, *, among: int = 1) -> Bytes:
     tensor = old.copy()
-    steps = piecewise(of, len(tensor))
+    steps = piecewise(of, len(tensor), among=among)
     for at in range(0, len(tensor), size):
-        steps.apply(tensor[at : at + size])
+        piece = tensor[at : at + size]
+        before = piece.copy()
+        told = steps.apply(piece)
+        assert np.all(np.diff(told) > 0)
+        # It may name a word that did not change, but none that did is missing.
+        assert set(different_words(before, piece)) <= set(told)
+        assert len(told) == 0 or 0 <= told[0] <= told[-1] < whole_words(len(piece)) // WORD_BYTES
     steps.finish()
     return tensor
 
@@ -46,6 +53,20 @@ def test_pieces_of_any_size(pair: tuple[Bytes, Bytes], encoding: Encoding, size:
     blob = encode(encoding, old, new)
     if blob is not None:
         assert applied(delta(encoding, memoryview(blob)), old, size).tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("among", [1, 2**20])
+def test_decompressed_at_once_or_as_far_as_a_piece_needs(among: int) -> None:
+    source = np.random.default_rng(4)
+    old = source.integers(0, 256, 300_001, np.uint8)
+    new = old.copy()
+    new[source.integers(0, len(old), 3000)] ^= 1
+    new[-1] ^= 1
+    blob = encode(Encoding.XOR, old, new)
+    assert blob is not None
+    for _ in range(2):  # the second one gets the room of the first
+        after = applied(delta("xor", memoryview(blob)), old, 2**16, among=among)
+        assert after.tobytes() == new.tobytes()
 
 
 @settings(deadline=None, max_examples=40)
