@@ -1,0 +1,1 @@
+"""Checks against the programs that publish and read the same streams: see ``README.md``."""
