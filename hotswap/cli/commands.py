@@ -153,6 +153,83 @@ COMMANDS: tuple[CliCommand, ...] = (
             _JSON,
         ),
     ),
+    CliCommand(
+        name="publish",
+        help="publish a checkpoint directory as the next version of a stream",
+        flags=(
+            Flag(name="directory", help="the checkpoint", completes="directory"),
+            Flag(
+                name="--to",
+                metavar="SOURCE",
+                help="where versions are published",
+                completes="directory",
+                required=True,
+            ),
+            Flag(
+                name="--base",
+                metavar="DIR",
+                help="version 0: the checkpoint that servers are started with; without it the "
+                "first version is a full one",
+                completes="directory",
+            ),
+            Flag(
+                name="--run",
+                metavar="NAME",
+                default="publish",
+                help="whose stream it is; a source of another run is refused (publish)",
+            ),
+            Flag(
+                name="--encoding",
+                metavar="NAME",
+                choices=("gap", "xor", "overwrite"),
+                default="gap",
+                help="how changes are written (gap)",
+            ),
+            Flag(
+                name="--anchor-every",
+                metavar="N",
+                type=int,
+                default=0,
+                help="every N-th version is a full one; 0 is none (0)",
+            ),
+            Flag(
+                name="--aggregate-every",
+                metavar="N",
+                type=int,
+                default=0,
+                help="every N-th version rewrites aggregate/; 0 is none (0)",
+            ),
+            Flag(
+                name="--keep",
+                metavar="N",
+                type=int,
+                help="then remove what none of the newest N versions needs",
+            ),
+            Flag(
+                name="--threads",
+                metavar="N",
+                type=int,
+                help="threads that share out the tensors; one a processor, at most 8",
+            ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="prune",
+        help="remove versions that no chain needs any more",
+        flags=(
+            Flag(name="source", help="where versions are published", completes="directory"),
+            Flag(
+                name="--keep",
+                metavar="N",
+                type=int,
+                help="the newest N versions stay, and all that leads to them",
+                required=True,
+            ),
+            Flag(name="--dry-run", help="only say what would be removed"),
+            _JSON,
+        ),
+    ),
     CliCommand(name="plugins", help="list plug-ins, loaded and refused", flags=(_JSON,)),
     CliCommand(
         name="check",

@@ -61,6 +61,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
     from hotswap.cli.demo import run_demo
     from hotswap.cli.inspect import run_inspect
     from hotswap.cli.plugins import run_plugins
+    from hotswap.cli.publish import run_prune, run_publish
     from hotswap.cli.pull import run_pull
     from hotswap.cli.state import run_state
     from hotswap.cli.update import run_update
@@ -73,6 +74,8 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
         "demo": run_demo,
         "inspect": run_inspect,
         "plugins": run_plugins,
+        "prune": run_prune,
+        "publish": run_publish,
         "pull": run_pull,
         "state": run_state,
         "update": run_update,

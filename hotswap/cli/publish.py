@@ -1,0 +1,101 @@
+"""``hotswap publish`` and ``hotswap prune``: the writing side of a stream, without a trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotswap.cli.bars import bars
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.output import fail, print_json, print_text
+
+if TYPE_CHECKING:
+    from hotswap.stream.publisher_tensors import HostTensor
+    from hotswap.stream.stored import StoredTensors
+
+__all__ = ["run_prune", "run_publish"]
+
+
+def run_publish(options: argparse.Namespace) -> ExitCode:
+    """Publish a checkpoint directory as the next version, and print what it cost."""
+    from hotswap.cli.plugins import load_installed
+    from hotswap.errors import HotswapError
+    from hotswap.stream import Publisher
+    from hotswap.stream.stored import StoredTensors
+
+    try:
+        with (
+            StoredTensors.at(Path(os.path.abspath(options.directory))) as stored,
+            bars(shown=not options.json) as progress,
+            Publisher(
+                Path(os.path.abspath(options.to)),
+                run=options.run,
+                base_dir=None if options.base is None else Path(os.path.abspath(options.base)),
+                encoding=options.encoding,
+                anchor_every=options.anchor_every,
+                aggregate_every=options.aggregate_every,
+                keep=options.keep,
+                threads=options.threads,
+                post_write=load_installed().post_write,
+                progress=progress,
+            ) as publisher,
+        ):
+            published = publisher.publish(_tensors(stored))
+    except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
+        return fail("publish", error, as_json=options.json)
+    if options.json:
+        print_json(asdict(published))
+    else:
+        print_text(f"{options.to}: {published}")
+    return ExitCode.DONE
+
+
+def run_prune(options: argparse.Namespace) -> ExitCode:
+    """Remove versions that are not needed any more, and print which."""
+    from hotswap.errors import HotswapError
+    from hotswap.stream import prune
+
+    try:
+        pruned = prune(
+            Path(os.path.abspath(options.source)), keep=options.keep, dry_run=options.dry_run
+        )
+    except (HotswapError, OSError, KeyboardInterrupt) as error:
+        return fail("prune", error, as_json=options.json)
+    if options.json:
+        print_json({**asdict(pruned), "dry_run": options.dry_run})
+    else:
+        done = "would remove" if options.dry_run else "removed"
+        print_text(
+            f"{options.source}: {done} {_numbers(pruned.removed)}; {_numbers(pruned.kept)}"
+            f" {'would stay' if options.dry_run else 'stay'}"
+        )
+    return ExitCode.DONE
+
+
+def _numbers(versions: tuple[int, ...]) -> str:
+    if not versions:
+        return "no version"
+    count = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
+    return f"{count} ({versions[0]} to {versions[-1]})"
+
+
+def _tensors(stored: StoredTensors) -> Iterator[tuple[str, HostTensor]]:
+    from hotswap.stream.apply import bytes_of
+    from hotswap.stream.publisher_tensors import HostTensor
+
+    for name, tensor in stored.tensors.items():
+        buffer = bytearray(tensor.span.length)
+        tensor.read_into(memoryview(buffer))
+        yield (
+            name,
+            HostTensor(
+                name=name,
+                dtype=tensor.span.dtype,
+                shape=tensor.span.shape,
+                content=bytes_of(buffer),
+            ),
+        )
