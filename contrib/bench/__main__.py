@@ -15,6 +15,8 @@ from contrib.bench import (
     generation_swap,
     health,
     memory,
+    pull,
+    pull_load,
     token_gap,
     updates,
 )
@@ -28,6 +30,8 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "generation_engine": generation_engine.run,
     "generation_http": generation_http.run,
     "generation_swap": generation_swap.run,
+    "pull": pull.run,
+    "pull_load": pull_load.run,
 }
 
 

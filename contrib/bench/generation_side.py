@@ -81,16 +81,20 @@ class SideProcess:
     ) -> None:
         self._process.communicate()  # closes its stdin, which ends it
 
+    def ask(self, **options: object) -> dict[str, Any]:
+        """What the process answers to one command. Raises: RuntimeError when it has ended."""
+        if self._process.stdin is None:
+            raise RuntimeError("the process has no stdin")
+        self._process.stdin.write(json.dumps(options) + "\n")
+        self._process.stdin.flush()
+        return self._reply()
+
     def arrivals(self, **options: object) -> list[list[float]]:
         """One run: when each token of each text came, in seconds of its own clock.
 
         Raises: RuntimeError when the process has ended.
         """
-        if self._process.stdin is None:
-            raise RuntimeError("the process has no stdin")
-        self._process.stdin.write(json.dumps(options) + "\n")
-        self._process.stdin.flush()
-        found: list[list[float]] = self._reply()["arrivals"]
+        found: list[list[float]] = self.ask(**options)["arrivals"]
         return found
 
     def _reply(self) -> dict[str, Any]:

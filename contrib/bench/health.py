@@ -18,7 +18,7 @@ from contrib.bench.model import LARGE, checkpoint
 from contrib.bench.results import Measure, Report, quantile
 from contrib.bench.server import Server
 
-__all__ = ["run"]
+__all__ = ["Prober", "run"]
 
 LIMIT_MS = 250.0
 _INTERVAL_S = 0.020
@@ -27,7 +27,7 @@ _MODES = ("staged", "direct")
 _MIN_UPDATES = 20
 
 
-class _Prober:
+class Prober:
     """Probes while it is entered; ``latencies_ms`` after."""
 
     def __init__(self, server: Server) -> None:
@@ -74,7 +74,7 @@ def run(*, rounds: int) -> Report:
         with Server(directories[0], threads=THREADS, options=("--load-mode", mode)) as server:
             servers[f"{mode}_server"] = server.configuration()
             server.update(directories[1])
-            with _Prober(server) as prober:
+            with Prober(server) as prober:
                 for turn in range(updates):
                     server.update(directories[turn % 2])
             latencies[f"{mode}.latency_ms"] = prober.latencies_ms

@@ -35,7 +35,7 @@ from contrib.bench.model import LARGE, checkpoint, checkpoint_bytes
 from contrib.bench.results import Measure, Report, quantile
 from contrib.bench.server import Arrival, Server
 
-__all__ = ["run"]
+__all__ = ["Listener", "run"]
 
 EXTRA_STEPS = 2.0
 MODES = ("in_place", "retract")
@@ -62,7 +62,7 @@ class _Swap:
         return (self.gap_ms - self.pause_ms - self.recompute_ms) / self.step_ms
 
 
-class _Listener:
+class Listener:
     """Reads one stream on a thread of its own and keeps every arrival of a new token."""
 
     def __init__(self, server: Server) -> None:
@@ -161,7 +161,7 @@ def _client_pause(server: Server, directory: Path, mode: str) -> float:
 
 
 def _observe(server: Server, directory: Path, *, way: _Way, mode: str) -> _Swap:
-    listener = _Listener(server)
+    listener = Listener(server)
     try:
         before = listener.await_tokens(_TOKENS_BEFORE)
         warm_free_memory(checkpoint_bytes(directory))
@@ -182,7 +182,7 @@ def _observe(server: Server, directory: Path, *, way: _Way, mode: str) -> _Swap:
 
 def _plain_steps(server: Server) -> list[float]:
     """Seconds between the tokens of a stream that is left alone."""
-    listener = _Listener(server)
+    listener = Listener(server)
     try:
         return [gap for _, gap in _gaps(listener.await_tokens(_PLAIN_TOKENS))]
     finally:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from hotswap.niceness import give_way as giving_way
 from hotswap.stream.chain import Chain
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import (
@@ -54,6 +55,7 @@ def pull(
     progress: Callable[[Progress], None] | None = None,
     base_digest: str | None = None,
     pre_read: PreRead | None = None,
+    give_way: bool = False,
 ) -> PullReport:
     """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
 
@@ -62,6 +64,7 @@ def pull(
     refused. Blocks; pulls into one directory wait for each other, whoever runs them.
     ``progress`` is called from worker threads. ``pre_read`` is called once before the
     source is looked at, and not by who waited for another's pull of the same version.
+    ``give_way``: the threads are nicer than the rest of the process, as beside serving.
 
     Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
     which whole version the directory still holds.
@@ -80,7 +83,9 @@ def pull(
     count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
     with (
         _explained(places.local),
-        ThreadPoolExecutor(count, thread_name_prefix="hotswap-pull") as pool,
+        ThreadPoolExecutor(
+            count, "hotswap-pull", initializer=giving_way if give_way else None
+        ) as pool,
     ):
         before = digest_of(read_text(Reserved(places.local).state))
         disk.make_directory(Reserved(places.local).home)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from functools import partial
 
 import torch
 
+from hotswap.niceness import give_way
 from hotswap.types import Bucket, TensorSpec
 from hotswap.uninterrupted import uninterrupted
 from hotswap.weights.memory import Memory, trim_heap
@@ -25,9 +25,6 @@ MAX_WORKERS = min(4, os.cpu_count() or 1)
 """Threads that stage at once: enough for the memory bus, few beside a serving engine."""
 
 _ALIGNMENT = 64
-# Forward passes get nine tenths of a core that they share with a staging thread: at
-# equal shares each decode step would take twice as long, beside busy neighbours longer.
-_NICENESS = 10
 _JOBS_PER_EXTRA_WORKER = 4
 
 
@@ -113,7 +110,7 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
 
     workers = min(MAX_WORKERS, 1 + len(queue) // _JOBS_PER_EXTRA_WORKER)
     # Threads of their own, for a niceness cannot be taken back.
-    with ThreadPoolExecutor(workers, "hotswap-stage", initializer=_give_way) as pool:
+    with ThreadPoolExecutor(workers, "hotswap-stage", initializer=give_way) as pool:
         running = [asyncio.wrap_future(pool.submit(work)) for _ in range(workers)]
         try:
             await asyncio.wait(running)
@@ -126,9 +123,3 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
 
 async def _ended(running: Sequence[asyncio.Future[None]]) -> None:
     await asyncio.wait(running)
-
-
-def _give_way() -> None:
-    """Make this thread nicer. Linux alone has a niceness for each thread."""
-    if sys.platform == "linux":
-        os.nice(_NICENESS)

@@ -1,0 +1,163 @@
+"""How long a pull of one xor version takes, against a plain reader of the same version.
+
+1 GB of bf16 of which 1 % changes, on the disk of ``.bench/`` and on tmpfs. Each side has a
+checkpoint and a process of its own; both bring theirs to the same versions, one after the other,
+and take turns at who is first. Both end when the bytes and then a marker are durable. Ours also
+never leaves anything torn: it verifies and journals before it writes. The best of each is
+compared; what the rounds' own ratios were is in the note.
+
+The memory is that of the first pull of our process above what it held before, sampled every
+5 ms; that pull is not timed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contrib.bench.generation_side import SideProcess
+from contrib.bench.machine import THREADS, describe_machine, warm_page_cache
+from contrib.bench.model import LARGE, checkpoint, checkpoint_bytes
+from contrib.bench.paths import BENCH_DIR
+from contrib.bench.process import PeakMemory, exact_anonymous_bytes
+from contrib.bench.pull_side import MODULE
+from contrib.bench.pull_stream import SHARE, published, wire_bytes
+from contrib.bench.results import Measure, Report, spread
+from hotswap.stream.stored import StoredTensors
+
+__all__ = ["run"]
+
+WANTED_SPEEDUP = 1.2
+ROOM_BYTES = 200 * 10**6
+_TMPFS = Path("/dev/shm")
+_MB = 1e6
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Seconds of every round; the most memory that our first pull took."""
+
+    hotswap_s: list[float] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
+    phases: list[Mapping[str, float]] = field(default_factory=list)
+    peak_bytes: int = 0
+    configuration: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each round, ours through plain."""
+        return [ours / plain for ours, plain in zip(self.hotswap_s, self.plain_s, strict=True)]
+
+
+def run(*, rounds: int) -> Report:
+    """``rounds`` versions on each kind of file system, after one that is not counted."""
+    base = checkpoint(LARGE, "a")
+    source = published(base, versions=rounds + 1)
+    warm_page_cache(base)
+    seen = {
+        kind: _measure(base, source, root, rounds)
+        for kind, root in (("disk", BENCH_DIR), ("tmpfs", _TMPFS))
+    }
+    allowed = _allowed_bytes(base)
+    return Report(
+        name="pull",
+        configuration={
+            "machine": describe_machine(),
+            "checkpoint_bytes": checkpoint_bytes(base),
+            "changed": SHARE,
+            "wire_bytes": wire_bytes(source, 1),
+            "rounds": rounds,
+            **{kind: one.configuration for kind, one in seen.items()},
+        },
+        measures=[m for kind, one in seen.items() for m in _measures(kind, one, allowed)],
+        samples={
+            f"{kind}.{side}_s": values
+            for kind, one in seen.items()
+            for side, values in (("hotswap", one.hotswap_s), ("plain", one.plain_s))
+        },
+    )
+
+
+def _measure(base: Path, source: Path, root: Path, rounds: int) -> _Rounds:
+    figures = _Rounds()
+    with tempfile.TemporaryDirectory(prefix="pull-", dir=root) as folder:
+        rest = str(source), str(base), str(THREADS)
+        with (
+            SideProcess(MODULE, "hotswap", f"{folder}/hotswap", *rest) as hotswap,
+            SideProcess(MODULE, "plain", f"{folder}/plain", *rest) as plain,
+        ):
+            figures.configuration = {**hotswap.configuration, "file_system": _kind(root)}
+            _warm_up(hotswap, plain, figures)
+            for version in range(2, rounds + 2):
+                for turn in range(2):
+                    os.sync()  # what one side wrote is not the other's to wait for
+                    if (version + turn) % 2:
+                        _hotswap(hotswap, version, figures)
+                    else:
+                        _plain(plain, version, figures)
+    return figures
+
+
+def _warm_up(hotswap: SideProcess, plain: SideProcess, figures: _Rounds) -> None:
+    """Version 1, which is not timed, as the look at the memory takes time of its own."""
+    plain.ask(version=1)
+    before = exact_anonymous_bytes(hotswap.pid)
+    with PeakMemory(hotswap.pid) as memory:
+        hotswap.ask(version=1)
+    figures.peak_bytes = memory.peak_bytes - before
+
+
+def _hotswap(side: SideProcess, version: int, figures: _Rounds) -> None:
+    reply = side.ask(version=version)
+    figures.hotswap_s.append(reply["seconds"])
+    figures.phases.append(reply["phases"])
+
+
+def _plain(side: SideProcess, version: int, figures: _Rounds) -> None:
+    figures.plain_s.append(side.ask(version=version)["seconds"])
+
+
+def _kind(root: Path) -> str:
+    """The file system below ``root``, as the kernel calls it."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    inside = [(len(at), kind) for at, kind in mounts if root.resolve().is_relative_to(at)]
+    return max(inside)[1]
+
+
+def _allowed_bytes(base: Path) -> int:
+    """Two of the largest tensors for each thread, and 200 MB."""
+    with StoredTensors.at(base) as stored:
+        return 2 * THREADS * max(stored.lengths.values()) + ROOM_BYTES
+
+
+def _measures(kind: str, seen: _Rounds, allowed: int) -> Sequence[Measure]:
+    fastest = seen.phases[seen.hotswap_s.index(min(seen.hotswap_s))]
+    spent = ", ".join(f"{phase} {1000 * seconds:.0f}" for phase, seconds in fastest.items())
+    low, high = min(seen.ratios), max(seen.ratios)
+    return [
+        _seconds(f"{kind}: plain reader", seen.plain_s),
+        _seconds(f"{kind}: hotswap", seen.hotswap_s, f"; the best, in ms: {spent}"),
+        Measure(
+            name=f"{kind}: hotswap / plain reader",
+            value=min(seen.hotswap_s) / min(seen.plain_s),
+            unit="x",
+            limit=1 / WANTED_SPEEDUP,
+            note=f"{min(seen.plain_s) / min(seen.hotswap_s):.2f} x as fast; rounds "
+            f"{1 / high:.2f} to {1 / low:.2f}",
+        ),
+        Measure(
+            name=f"{kind}: memory of a pull",
+            value=seen.peak_bytes / _MB,
+            unit="MB",
+            limit=allowed / _MB,
+            note="two tensors for each thread and 200 MB; decoded delta and journal not counted in",
+        ),
+    ]
+
+
+def _seconds(name: str, values: Sequence[float], more: str = "") -> Measure:
+    note = f"best of {len(values)}, spread {spread(values):.0%}{more}"
+    return Measure(name=name, value=min(values), unit="s", note=note)
