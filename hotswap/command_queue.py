@@ -51,10 +51,17 @@ class _Ticket:
 
 
 class OneAtATime:
-    """Lets one update at a time hold a checkpoint in host memory. Event-loop thread only."""
+    """Lets one update at a time hold a checkpoint in host memory. Event-loop thread only.
 
-    def __init__(self, *, wait_s: float) -> None:
+    ``doing`` and ``still`` are words for the message of another use.
+    """
+
+    def __init__(
+        self, *, wait_s: float, doing: str = "update", still: str = "being staged"
+    ) -> None:
         self._wait_s = wait_s
+        self._doing = doing
+        self._still = still
         self._lock = anyio.Lock()
 
     def __repr__(self) -> str:
@@ -77,7 +84,7 @@ class OneAtATime:
             await self._lock.acquire()
         if wait.cancelled_caught:
             raise Busy(
-                f"update waited {self._wait_s:g} s and another one is still being staged; "
+                f"{self._doing} waited {self._wait_s:g} s and another one is still {self._still}; "
                 "retry when it has finished"
             )
 

@@ -24,6 +24,8 @@ from hotswap.stream.look import PreRead
 
 __all__ = ["OPERATOR_VARIABLE", "Operator", "operator_hook", "pull_pre_read"]
 
+_OPTION = "custom-pull-weights-pre-read-hook"
+
 OPERATOR_VARIABLE = "HOTSWAP_CUSTOM_PULL_WEIGHTS_PRE_READ_HOOK"
 """Names the operator's hook where no flag does."""
 
@@ -35,22 +37,32 @@ def operator_hook(path: str) -> PreReadHook:
     """The hook at the import path ``package.module.function``, plain or async.
 
     A plain one runs on a thread of its own, which nobody waits for past the time-out.
-    Raises: ValueError, in one line, for what cannot be imported or called so.
+    Raises: ValueError, in one line that begins with the option's name, for what cannot be
+    imported or called so.
     """
+    try:
+        found = _imported(path)
+        _check_arguments(path, found)
+    except ValueError as error:
+        raise ValueError(f"{_OPTION}: {error}") from error
+    return PreReadHook(name=path, call=partial(_call, found))
+
+
+def _imported(path: str) -> Operator:
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module:
         raise ValueError(f"{path!r} is no import path, wanted package.module.function")
     try:
-        found: object = getattr(import_module(module), name)
-    except AttributeError as error:
-        raise ValueError(f"{path} is not there: module {module} has no {name}") from error
-    except Exception as error:
+        there = import_module(module)
+    except (Exception, SystemExit) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{path} cannot be imported ({said})") from error
+    if not hasattr(there, name):
+        raise ValueError(f"{path} is not there: module {module} has no {name}")
+    found: object = getattr(there, name)
     if not callable(found):
         raise ValueError(f"{path} is a {type(found).__name__}, wanted a function")
-    _check_arguments(path, found)
-    return PreReadHook(name=path, call=partial(_call, found))
+    return found
 
 
 def pull_pre_read(

@@ -37,7 +37,14 @@ from hotswap.http.served import Served
 from hotswap.listening import ListeningConfig, is_told
 from hotswap.logs import configure_logs, tell_of_server
 from hotswap.plugin_hooks import with_options
-from hotswap.plugins import EMBEDDED, Plugins, resolve_engine, resolve_strategies
+from hotswap.plugins import (
+    EMBEDDED,
+    Plugins,
+    missing_strategy_message,
+    resolve_engine,
+    resolve_strategies,
+)
+from hotswap.pulls import Puller
 from hotswap.rehearsal import keep_out_of_collections, rehearse
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
@@ -47,6 +54,8 @@ from hotswap.types import PauseMode, WeightStamp
 __all__ = ["StartError", "run", "take_port"]
 
 _log = logging.getLogger("hotswap.serve")
+
+_USUAL_STRATEGY = "disk"
 
 _FLUSH_S = 1.0
 """How long replies may take to leave, past the time that requests get to end."""
@@ -106,6 +115,7 @@ def _checkpoint(settings: Settings) -> Path:
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
     strategies = _strategies(settings, plugins)
+    puller = _puller(settings, plugins)
     stamp = WeightStamp(version=dialect_of(settings).boot_version)
     async with _engine(settings, plugins, model, stamp) as engine:
         controller = Controller(
@@ -118,7 +128,7 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
             hold_s=settings.hold_s,
         )
         async with controller:
-            app = create_app(controller, engine, settings, plugins=plugins)
+            app = create_app(controller, engine, settings, plugins=plugins, puller=puller)
             tell_of_server(
                 lambda: {
                     "state": controller.machine.state,
@@ -132,9 +142,24 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
 
 def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrategy]:
     try:
-        return resolve_strategies(plugins, settings.option_values)
+        strategies = resolve_strategies(plugins, settings.option_values)
     except HotswapError as error:
         raise StartError(str(error)) from error
+    # Without hotswap-disk a server serves all the same, and an update says what to install.
+    if settings.load_strategy not in {*strategies, _USUAL_STRATEGY}:
+        raise StartError(
+            f"--load-strategy: {missing_strategy_message(settings.load_strategy, plugins)}",
+            exit_code=2,
+        )
+    return strategies
+
+
+def _puller(settings: Settings, plugins: Plugins) -> Puller:
+    """Made before the model is loaded: its directory is recorded as it is loaded from."""
+    try:
+        return Puller.from_options(settings.option_values, hooks=plugins.pre_read)
+    except ValueError as error:
+        raise StartError(f"--{error}", exit_code=2) from error
 
 
 def _engine(

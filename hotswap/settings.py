@@ -45,6 +45,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "hold_s": (0, math.inf),
     "generate_timeout_s": (0, math.inf),
     "graceful_s": (0, 3600),
+    "pull_threads": (0, 256),
     "max_running_requests": (1, math.inf),
     "max_queued_requests": (1, math.inf),
     "chunked_prefill_size": (1, math.inf),
@@ -99,6 +100,11 @@ class Settings:
     api_key: ApiKey | None = None
     admin_api_key: ApiKey | None = None
     load_mode: str = "staged"
+    load_strategy: str = "disk"
+    source_root: tuple[str, ...] = ()
+    local_root: tuple[str, ...] = ()
+    pull_threads: int = 0
+    custom_pull_weights_pre_read_hook: str | None = None
     max_running_requests: int = 16
     max_queued_requests: int = 1024
     chunked_prefill_size: int = 512
@@ -137,7 +143,7 @@ class Settings:
         return fields
 
     def __post_init__(self) -> None:
-        for name in ("model", "served_model_name", "engine", "host"):
+        for name in ("model", "served_model_name", "engine", "host", "load_strategy"):
             value = getattr(self, name)
             if value is not None and not value.strip():
                 # The empty address is every address, the empty directory the current one.
@@ -184,6 +190,15 @@ _HELP: Mapping[str, str] = {
     "api_key": "key that clients have to send; better given by its variable",
     "admin_api_key": "key of those who may control the server, change and show weights",
     "load_mode": "staged (host memory first, can be undone) or direct (little memory, no undo)",
+    "load_strategy": "where the weights of an update come from that names no strategy: disk, or "
+    "the strategy of a plug-in",
+    "source_root": "directory that the sources of pulls must lie in, every symbolic link "
+    "resolved; repeatable; anywhere when not given",
+    "local_root": "directory that pulls may write below, every symbolic link resolved; "
+    "repeatable; when not given, wherever nothing is or a pull wrote before",
+    "pull_threads": "threads of a pull; 0 is one for every two cores, at most 8",
+    "custom_pull_weights_pre_read_hook": "import path of a function (source_dir, target_version), "
+    "plain or async, that each pull calls before it looks at its source",
     "max_running_requests": "requests that share a forward pass",
     "max_queued_requests": "requests that may wait beyond those that can run; one more gets a 429",
     "chunked_prefill_size": "prompt tokens that one forward pass computes, of all prompts together",
@@ -206,15 +221,24 @@ def _options() -> tuple[Option, ...]:
         Option(
             name=name.replace("_", "-"),
             help=_with_default(text, defaults[name]),
-            type=_TYPES.get(name) or (str if defaults[name] is None else type(defaults[name])),
-            default=defaults[name],
+            type=_TYPES.get(name) or _type_of(defaults[name]),
+            repeatable=defaults[name] == (),
+            default=None if defaults[name] == () else defaults[name],
         )
         for name, text in _HELP.items()
     )
 
 
+def _type_of(default: Any) -> OptionType:
+    if default is None or isinstance(default, tuple):
+        return str
+    found: OptionType = type(default)
+    return found
+
+
 def _with_default(text: str, default: object) -> str:
-    return text if default is None or default is False else f"{text}; {default} by default"
+    none = default is None or default is False or default == ()
+    return text if none else f"{text}; {default} by default"
 
 
 OPTIONS: tuple[Option, ...] = _options()
@@ -245,7 +269,7 @@ def settings_from(
     """
     plugin_options = tuple(plugin_options)
     # A list, such as the places that may be read, stays: empty is not the same as none.
-    lists = {option.env for option in plugin_options if option.repeatable}
+    lists = {option.env for option in (*OPTIONS, *plugin_options) if option.repeatable}
     kept = lists | _KEY_VARIABLES
     known = {name: text for name, text in environ.items() if text.strip() or name in kept}
     _refuse_many_workers(known)

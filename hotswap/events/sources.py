@@ -1,4 +1,4 @@
-"""What the controller tells its observers, as events."""
+"""What the controller and the puller tell their observers, as events."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import asdict
 
 from hotswap.attempt import Phase, UpdateNews
 from hotswap.events.log import EventLog
+from hotswap.pulls import PullNews
 from hotswap.state import Change, Command, Outcome, Weights
 
-__all__ = ["publish_change", "publish_update"]
+__all__ = ["publish_change", "publish_pull", "publish_update"]
 
 _NOT_WHOLE = (Weights.TORN, Weights.NEVER_LOADED)
 
@@ -38,6 +39,11 @@ def publish_change(log: EventLog, change: Change) -> None:
         log.publish("flush", {"state": new})
     if after.weights in _NOT_WHOLE and before.weights not in _NOT_WHOLE:
         log.publish("invalid", {"weights": after.weights, "command": change.command})
+
+
+def publish_pull(log: EventLog, news: PullNews) -> None:
+    """``pull`` for every step: received, how far it is, and how it ended with the costs."""
+    log.publish("pull", news.fields())
 
 
 def publish_update(log: EventLog, news: UpdateNews) -> None:

@@ -29,6 +29,7 @@ from hotswap.http.single_process import refuse_many_workers
 from hotswap.http.unread import CloseUnread
 from hotswap.http.weight_routes import introspection_routes, weight_routes
 from hotswap.plugins import Plugins
+from hotswap.pulls import Puller
 from hotswap.seams import Engine
 from hotswap.settings import Settings
 from hotswap.types import Placement
@@ -101,8 +102,12 @@ def create_app(
     *,
     plugins: Plugins,
     placement: Placement | None = None,
+    puller: Puller | None = None,
 ) -> Starlette:
     """An ASGI app for one engine; it can be mounted under a prefix in another app.
+
+    ``puller`` None makes one of the settings, with the model's directory as it is now as
+    version 0. Raises: ValueError when that is not possible.
 
     ``app.state.served`` is what its routes talk to; call its ``begin_shutdown`` to
     abort what is in flight before a shutdown, and ``end_shutdown`` once nothing happens
@@ -112,6 +117,7 @@ def create_app(
         commands=commands,
         engine=engine,
         settings=settings,
+        puller=puller or Puller.from_options(settings.option_values, hooks=plugins.pre_read),
         plugins=plugins,
         placement=placement or Placement(),
     )

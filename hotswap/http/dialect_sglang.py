@@ -19,9 +19,11 @@ from hotswap.http.errors import (
     Unauthorized,
     Wire,
     message_of,
+    pull_fields,
     wire_of,
 )
 from hotswap.http.weight_rows import tensor_pieces
+from hotswap.stream.errors import StreamError
 
 __all__ = ["SGLANG_TABLE", "SglangDialect"]
 
@@ -41,7 +43,11 @@ _REFUSALS = (
 
 SGLANG_TABLE: Mapping[type[Exception], Wire] = {
     **GR_TABLE,
-    **{kind: replace(GR_TABLE[kind], status=400) for kind in _REFUSALS},
+    **{
+        kind: replace(wire, status=400)
+        for kind, wire in GR_TABLE.items()
+        if kind in _REFUSALS or issubclass(kind, StreamError)
+    },
 }
 
 _FLUSHED = (
@@ -97,7 +103,7 @@ class SglangDialect:
         }
         if reports_success:
             # miles takes an "error" of a body like this for the whole message.
-            return body | {"success": False, "error_message": message}
+            return body | {"success": False, "error_message": message} | pull_fields(error)
         return body | self._event(message, error, wire)
 
     def stream_error(self, error: Exception) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from starlette.exceptions import HTTPException
 
 from hotswap import errors
+from hotswap.stream import errors as stream_errors
 
 __all__ = [
     "GR_TABLE",
@@ -36,6 +37,7 @@ __all__ = [
     "Wire",
     "error_body",
     "message_of",
+    "pull_fields",
     "wire_of",
 ]
 
@@ -168,6 +170,19 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     errors.Paused: Wire(status=503, code="paused"),
     errors.WeightsNotWhole: Wire(status=503, code="weights_not_whole"),
     errors.UpdateRejected: Wire(status=400, code="validation_error"),
+    stream_errors.SourceNotReady: Wire(status=409, code="source_not_ready"),
+    stream_errors.VersionMissing: Wire(status=409, code="version_missing"),
+    stream_errors.VersionMalformed: Wire(status=400, code="version_malformed"),
+    stream_errors.DeltaDamaged: Wire(status=400, code="delta_damaged"),
+    stream_errors.UnknownEncoding: Wire(status=400, code="unknown_encoding"),
+    stream_errors.OutOfOrder: Wire(status=400, code="out_of_order"),
+    stream_errors.BaseChanged: Wire(status=409, code="base_changed"),
+    stream_errors.LocalBusy: Wire(status=409, code="busy"),
+    stream_errors.LocalDamaged: Wire(status=409, code="local_damaged"),
+    stream_errors.PullPending: Wire(status=409, code="pull_pending"),
+    stream_errors.DiskFull: Wire(status=500, code="disk_full"),
+    stream_errors.LocalDiskFailed: Wire(status=500, code="local_disk_failed"),
+    stream_errors.OutsideRoots: Wire(status=403, code="outside_roots"),
     errors.UpdateRolledBack: Wire(status=500, code="update_rolled_back"),
     errors.UpdateFailed: Wire(status=500, code="update_failed"),
 }
@@ -199,7 +214,15 @@ def error_body(error: Exception, *, wire: Wire, reports_success: bool) -> dict[s
     }
     if reports_success:
         body |= {"success": False, "message": message, "error_message": message}
+        body |= pull_fields(error)
     return body
+
+
+def pull_fields(error: Exception) -> dict[str, object]:
+    """What a pull that failed says besides; nothing for any other error."""
+    if not isinstance(error, stream_errors.StreamError):
+        return {}
+    return {"local_version": error.local_version, "retryable": error.retryable}
 
 
 def message_of(error: Exception) -> str:

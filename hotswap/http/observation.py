@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hotswap.events import EventLog, publish_change, publish_update
+from hotswap.events import EventLog, publish_change, publish_pull, publish_update
 from hotswap.metrics import (
     Exposition,
+    PullMetrics,
     RequestMetrics,
     ResponseMetrics,
     ServerGauges,
@@ -45,6 +46,8 @@ class Observation:
         machine.observe(partial(publish_change, self.events))
         served.commands.observe_updates(updates.note_update)
         served.commands.observe_updates(partial(publish_update, self.events))
+        served.puller.observe(PullMetrics(registry).note_pull)
+        served.puller.observe(partial(publish_pull, self.events))
 
     def __repr__(self) -> str:
         return f"<Observation {self.events!r}>"

@@ -103,6 +103,22 @@ _UPDATED = _object(
         "unknown": _list(_TEXT),
     }
 )
+_PULLED = _object(
+    {
+        "success": {"const": True},
+        "message": _TEXT,
+        "error_message": {"type": "null"},
+        "mode": {"enum": ["noop", "delta", "fold", "seed", "reseed", "recovered"]},
+        "local_version": _COUNT,
+        "start_version": _COUNT,
+        "versions": _list(_COUNT),
+        "aggregate": _BOOL,
+        "reason": _TEXT_OR_NULL,
+        "read_bytes": _COUNT,
+        "written_bytes": _COUNT,
+        "seconds": {"type": "object", "additionalProperties": _NUMBER},
+    }
+)
 _CHECKED = _object(
     {"success": {"const": True}, "message": _TEXT},
     {
@@ -174,6 +190,7 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
     "/continue_generation": _object({"paused": {"const": False}}),
     "/flush_cache": _object({"success": {"const": True}, "entries_cleared": _COUNT}),
     "/update_weights_from_disk": _UPDATED,
+    "/pull_weights": _PULLED,
     "/update_weight_version": _object(
         {
             "success": {"const": True},

@@ -155,11 +155,11 @@ class FlushBody(msgspec.Struct, frozen=True, kw_only=True):
 
 class DiskUpdateBody(msgspec.Struct, frozen=True, kw_only=True):
     """``/update_weights_from_disk``; ``model_dir`` is another name of ``model_path``, and
-    ``strategy`` reads it, the checkpoint directory of ``disk`` by default."""
+    ``strategy`` reads it, by default the one of ``--load-strategy``."""
 
     model_path: str | None = None
     model_dir: str | None = None
-    strategy: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] = "disk"
+    strategy: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | None = None
     weight_version: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | int | None = None
     token_step: int | None = None
     flush_cache: bool = True

@@ -19,6 +19,7 @@ from hotswap.http.observation import Observation
 from hotswap.http.submissions import Submissions
 from hotswap.http.update_session import WeightSession
 from hotswap.plugins import Plugins
+from hotswap.pulls import Puller
 from hotswap.seams import Engine, Inspector
 from hotswap.settings import Settings
 from hotswap.state import Machine
@@ -212,6 +213,7 @@ class Served:
     commands: Commands
     engine: Engine
     settings: Settings
+    puller: Puller
     plugins: Plugins = field(default_factory=Plugins)
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)

@@ -18,6 +18,7 @@ from hotswap.http import (
     weights,
     weights_checker,
 )
+from hotswap.http.pull_weights import PullBody, pull_weights
 from hotswap.http.routes import Kind, KindedRoute
 from hotswap.http.schemas import (
     CheckerBody,
@@ -49,6 +50,8 @@ def weight_routes() -> list[KindedRoute]:
             methods=post,
             body=DiskUpdateBody,
         ),
+        # It changes no weight: that is what the update from its directory does.
+        control("/pull_weights", pull_weights, methods=post, body=PullBody),
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
         control("/begin_weight_update", begin, methods=post, body=SessionBody),
         control("/end_weight_update", end, methods=post, body=NoBody),

@@ -29,7 +29,7 @@ async def update_weights_from_disk(request: Request) -> Response:
     )
     update = Update(
         source=body.source(),
-        strategy=_installed(body.strategy, serving.plugins),
+        strategy=_installed(body.strategy or serving.settings.load_strategy, serving.plugins),
         mode=LoadMode(serving.settings.load_mode),
         version=label(body.weight_version),
         token_step=body.token_step,

@@ -3,6 +3,7 @@
 from hotswap.metrics.bounded import BoundedLabel
 from hotswap.metrics.exposition import Exposition
 from hotswap.metrics.gauges import LiveServer, ServerGauges
+from hotswap.metrics.pulls import PullMetrics
 from hotswap.metrics.requests import RequestMetrics, WatchedGeneration
 from hotswap.metrics.responses import ResponseMetrics
 from hotswap.metrics.updates import UpdateMetrics
@@ -11,6 +12,7 @@ __all__ = [
     "BoundedLabel",
     "Exposition",
     "LiveServer",
+    "PullMetrics",
     "RequestMetrics",
     "ResponseMetrics",
     "ServerGauges",

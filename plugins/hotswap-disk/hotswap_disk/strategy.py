@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Self
@@ -22,7 +22,7 @@ from hotswap.stream import reading
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import own_threads, uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
-from hotswap.weights.roots import Allowed, Roots
+from hotswap.weights.roots import Allowed, roots_of
 from hotswap_disk.counting import OPEN, OPENED
 
 __all__ = ["DiskStrategy"]
@@ -40,18 +40,14 @@ class DiskStrategy:
 
     @classmethod
     def from_options(cls, values: Mapping[str, object]) -> Self:
-        """Make it from ``weights-root``. Raises: ValueError for a root that is no directory."""
-        directories = values.get("weights-root") or ()
-        if not isinstance(directories, Iterable) or isinstance(directories, str):
-            raise ValueError(f"weights-root is {directories!r}, wanted several directories")
-        names = [str(directory) for directory in directories]
-        if not all(name.strip() for name in names):
-            raise ValueError(f"weights-root is {names}, wanted directories and no empty name")
-        roots = Roots.of(names)
-        for root in roots.paths:
-            if not root.is_dir():
-                raise ValueError(f"weights-root {root} is no directory; create it first")
-        return cls(allowed=roots if roots.paths else None)
+        """Make it from ``weights-root``; what lies in a ``local-root`` may be read besides.
+
+        Raises: ValueError for a root that is no directory.
+        """
+        if roots_of(values, "weights-root") is None:
+            return cls()
+        # The server's own pulls wrote it, from a source that was allowed to them.
+        return cls(allowed=roots_of(values, "weights-root", "local-root"))
 
     def __repr__(self) -> str:
         return f"<DiskStrategy in {self.allowed or 'any directory'}>"

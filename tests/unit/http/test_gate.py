@@ -22,12 +22,15 @@ BODIES = {
     "/update_weights_from_disk": {"model_path": "/b"},
     "/get_weights_by_name": {"name": "embed.weight"},
     "/update_weight_version": {"new_version": "8"},
+    "/pull_weights": {"local_checkpoint_dir": "/l", "source_dir": "/s", "target_version": 1},
 }
-# Where it is not 200: no request has the id that is asked for.
+# Where it is not 200: most often no request has the id that is asked for.
 ANSWERS = {
     "/submit": 202,
     "/submit_many": 202,
     "/cancel": 404,
+    # The model of these tests lies nowhere, and is version 0.
+    "/pull_weights": 409,
     "/poll/{request_id:path}": 404,
     "/result/{request_id:path}": 404,
     "/requests/{request_id:path}": 404,

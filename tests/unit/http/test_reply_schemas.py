@@ -9,6 +9,7 @@ import pytest
 
 from hotswap.http.app import core_routes
 from hotswap.http.reply_schemas import REPLY_SCHEMAS
+from hotswap.testing.raw_safetensors import entry, pack
 
 _PROMPT = {"text": "ab"}
 
@@ -30,6 +31,13 @@ ASKED: dict[str, list[tuple[str, str, object]]] = {
     "/flush_cache": [("POST", "/flush_cache", None)],
     "/update_weights_from_disk": [
         ("POST", "/update_weights_from_disk", {"model_path": "/m", "weight_version": 3})
+    ],
+    "/pull_weights": [
+        (
+            "POST",
+            "/pull_weights",
+            {"local_checkpoint_dir": "LOCAL", "source_dir": "LOCAL", "target_version": 0},
+        )
     ],
     "/update_weight_version": [("POST", "/update_weight_version", {"new_version": "3"})],
     "/begin_weight_update": [("POST", "/begin_weight_update", None)],
@@ -74,11 +82,16 @@ async def test_a_real_reply_is_as_its_schema(
     serve: Callable[..., Any], tmp_path: Path, path: str, dialect: str
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "model.safetensors").write_bytes(pack({"w": entry("F32", [1], 0, 4)}, bytes(4)))
+    # Beside the model's directory, where pulls may write.
+    local = str(tmp_path.with_name(f"{tmp_path.name}-local"))
     serving = serve(model=str(tmp_path), served_model_name="MODEL", dialect=dialect)
     try:
         await serving.json("POST", "/submit", json={**_PROMPT, "rid": "r"})
         checked = 0
         for method, url, body in ASKED.get(path, [("GET", path, None)]):
+            if isinstance(body, dict):
+                body = {k: local if v == "LOCAL" else v for k, v in body.items()}
             reply = await serving.client.request(method, url, json=body)
             assert reply.status_code in (200, 202), reply.text
             if reply.headers.get("content-type") == "application/json":

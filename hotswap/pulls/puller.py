@@ -1,0 +1,237 @@
+"""Pulls while serving: on threads of their own, one after another, whoever stops waiting.
+
+Rules:
+
+* A pull takes no entry in the queue of commands and touches no live weights.
+* Once begun it runs to its end: a client that goes away leaves a whole version behind.
+* Version 0 is what the server was started with, as it was recorded then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import anyio
+from anyio import from_thread, to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from hotswap.command_queue import OneAtATime
+from hotswap.plugin_hooks import PreReadHook, with_options
+from hotswap.pre_read import operator_hook, pull_pre_read
+from hotswap.pulls.news import PullNews, outcome_of
+from hotswap.stream import OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
+from hotswap.stream.applied import is_applied
+from hotswap.stream.errors import BaseChanged
+from hotswap.stream.places import Places
+from hotswap.stream.recorded import RecordedBase
+from hotswap.stream.state import Reserved
+from hotswap.uninterrupted import uninterrupted
+from hotswap.weights.roots import Allowed, roots_of
+
+__all__ = ["Puller"]
+
+_log = logging.getLogger("hotswap.pull")
+
+WAIT_S = 600.0
+"""How long a pull waits for others, and for updates that read the directory."""
+
+_TELL_EVERY_S = 1.0
+_MAX_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    local: str
+    source: str
+    target: int
+
+
+class Puller:
+    """Pulls for one server. Event-loop thread only; ``observe`` is for events and metrics."""
+
+    def __init__(
+        self,
+        base: RecordedBase | None,
+        *,
+        local_allowed: Allowed | None = None,
+        source_allowed: Allowed | None = None,
+        threads: int | None = None,
+        pre_read: PreRead | None = None,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self.base = base
+        self._local_allowed = local_allowed
+        self._source_allowed = source_allowed
+        self._threads = threads or max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._pre_read = pre_read
+        self._wait_s = wait_s
+        self._turns = OneAtATime(wait_s=wait_s, doing="pull", still="running")
+        # Not those of updates: a pull that waits must not keep an update from its thread.
+        self._limiter = anyio.CapacityLimiter(1)
+        self._observers: list[Callable[[PullNews], None]] = []
+        self._begun = 0
+        self._latest: tuple[_Key, int, PullReport] | None = None
+
+    @classmethod
+    def from_options(
+        cls, values: Mapping[str, object], *, hooks: Sequence[PreReadHook] = ()
+    ) -> Self:
+        """From the values of a server's options by name; the base is recorded now.
+
+        ``hooks`` are the plug-ins' pre-read hooks, which run after the operator's own.
+        Raises: ValueError for a root that is no directory, a hook that cannot be imported.
+        """
+        model, threads = values.get("model"), values.get("pull-threads")
+        own = values.get("custom-pull-weights-pre-read-hook")
+        before = () if own is None else (operator_hook(str(own)),)
+        looks = pull_pre_read((*before, *with_options(hooks, values)), run=from_thread.run)
+        return cls(
+            None if model is None else RecordedBase.of(str(model)),
+            local_allowed=roots_of(values, "local-root"),
+            source_allowed=roots_of(values, "source-root"),
+            threads=threads if isinstance(threads, int) else None,
+            pre_read=looks,
+        )
+
+    def __repr__(self) -> str:
+        base = None if self.base is None else self.base.path
+        return f"<Puller on {base}, {self._begun} pulls, {self._threads} threads>"
+
+    def observe(self, observer: Callable[[PullNews], None]) -> None:
+        """Call ``observer`` on the event loop at every step of every pull."""
+        self._observers.append(observer)
+
+    def holds(self, local: Path, source: Path, target: int) -> bool:
+        """Whether ``local`` is where ``pull`` would bring it. Blocks; any thread.
+
+        Only while nobody pulls; nothing is waited for, no hook runs. Raises: StreamError.
+        """
+        base = self._recorded()
+        places = self._places(base, local, source)
+        places.check(target)
+        return is_applied(places, target, base_digest=base.digest)
+
+    async def pull(self, local: str, source: str, target: int) -> PullReport:
+        """Bring ``local`` to version ``target`` of ``source``.
+
+        One that waits for another of the same three takes its result. Cancelled while it
+        waits it does nothing; cancelled later it ends first. Raises: StreamError, Busy.
+        """
+        self._begun += 1
+        key = _Key(local, source, target)
+        news = PullNews(number=self._begun, local=local, source=source, target=target)
+        began = time.perf_counter()
+        self._tell(news)
+        try:
+            report = await self._in_turn(key, news)
+        except BaseException as error:
+            cancelled = not isinstance(error, Exception)
+            outcome = "cancelled" if cancelled else outcome_of(error)
+            self._tell(replace(news, outcome=outcome, error=error))
+            raise
+        elapsed_s = time.perf_counter() - began
+        self._tell(replace(news, outcome="done", report=report, elapsed_s=elapsed_s))
+        return report
+
+    async def _in_turn(self, key: _Key, news: PullNews) -> PullReport:
+        async with self._turns.turn():
+            if self._latest is not None and self._latest[:1] == (key,):
+                _, begun_until_then, report = self._latest
+                if news.number <= begun_until_then:
+                    return replace(
+                        report,
+                        mode=PullMode.NOOP,
+                        start=report.version,
+                        versions=(),
+                        read_bytes=0,
+                        written_bytes=0,
+                        seconds={},
+                    )
+            work = partial(self._blocking, key, self._told_from_threads(news))
+            report = await uninterrupted(to_thread.run_sync(work, limiter=self._limiter))
+            self._latest = key, self._begun, report
+        await checkpoint_if_cancelled()
+        return report
+
+    def _blocking(self, key: _Key, progress: Callable[[Progress], None]) -> PullReport:
+        base, local = self._recorded(), Path(key.local)
+        if self._local_allowed is None:
+            _refuse_strangers(local)
+        return pull(
+            local,
+            Path(key.source),
+            key.target,
+            base_dir=base.path,
+            base_digest=base.digest,
+            local_allowed=self._local_allowed,
+            source_allowed=self._source_allowed,
+            threads=self._threads,
+            lock_timeout_s=self._wait_s,
+            progress=progress,
+            pre_read=self._pre_read,
+            give_way=True,
+        )
+
+    def _places(self, base: RecordedBase, local: Path, source: Path) -> Places:
+        return Places(
+            local=local,
+            source=source,
+            base=base.path,
+            local_allowed=self._local_allowed,
+            source_allowed=self._source_allowed,
+        )
+
+    def _recorded(self) -> RecordedBase:
+        if self.base is None:
+            raise BaseChanged(
+                "this server was started without a model directory, and version 0 of a stream "
+                "is what is in it; start it with one"
+            )
+        self.base.check()
+        return self.base
+
+    def _told_from_threads(self, news: PullNews) -> Callable[[Progress], None]:
+        """What a pull calls: once a second, and at each new phase, the observers hear of it."""
+        loop = asyncio.get_running_loop()
+        last = [("", 0.0)]
+
+        def progress(step: Progress) -> None:
+            now, (phase, told) = time.monotonic(), last[0]
+            if step.phase == phase and now - told < _TELL_EVERY_S:
+                return
+            last[0] = (step.phase, now)
+            loop.call_soon_threadsafe(self._tell, replace(news, progress=step))
+
+        return progress
+
+    def _tell(self, news: PullNews) -> None:
+        for observer in self._observers:
+            try:
+                observer(news)
+            except Exception:
+                _log.exception("an observer of pulls failed on %s", news.phase)
+
+
+def _refuse_strangers(local: Path) -> None:
+    """Without roots any client could otherwise have files of any directory replaced.
+
+    Raises: OutsideRoots for a directory with files in it that no pull ever wrote to.
+    """
+    try:
+        names: Iterable[str] = os.listdir(local)
+    except (OSError, ValueError):
+        return
+    strangers = sorted(set(names) - {Reserved(local).home.name})
+    if strangers and not Reserved(local).state.exists():
+        raise OutsideRoots(
+            f"{local}: holds {strangers[0]!r:.200}, which no pull wrote; choose a directory that "
+            "is empty or not there, or start the server with a --local-root around this one"
+        )

@@ -1,0 +1,113 @@
+"""The load strategy ``delta-pull``.
+
+Rule: the pull and the reading are hotswap's; here it is only decided which version of
+which source is meant, and where its copy lies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import xxhash
+from hotswap_disk import DiskStrategy
+
+from hotswap.errors import UpdateRejected
+from hotswap.pulls import Puller
+from hotswap.seams import Stage
+from hotswap.stream import directory_of
+from hotswap.types import Placement, Update
+from hotswap.uninterrupted import on_worker_thread
+from hotswap.weights.roots import Roots, roots_of
+
+__all__ = ["DeltaPullStrategy", "wanted_version"]
+
+_TRIES = 3
+_MAX_NAME = 64
+
+
+class DeltaPullStrategy:
+    """Pulls what an update asks for into a directory of ``roots``, and reads that.
+
+    Each source has a directory of its own in the first root. Without a root every update
+    is rejected.
+    """
+
+    def __init__(self, puller: Puller, *, roots: Roots | None) -> None:
+        self._puller = puller
+        self._roots = roots
+        self._disk = DiskStrategy(allowed=roots)
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, object]) -> Self:
+        """Make it from ``local-root``, ``source-root``, ``pull-threads`` and ``model``.
+
+        Raises: ValueError for a root that is no directory.
+        """
+        return cls(Puller.from_options(values), roots=roots_of(values, "local-root"))
+
+    def __repr__(self) -> str:
+        return f"<DeltaPullStrategy into {self._roots or 'no directory'}>"
+
+    @asynccontextmanager
+    async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
+        """Pull, and open the copy for as long as the context lasts; every rank reads all of it.
+
+        Ranks of one host read one copy, which the first of them pulls. Raises:
+        UpdateRejected: a StreamError when the pull failed, or what the disk strategy raises.
+        """
+        source, target = wanted_version(update)
+        local = await on_worker_thread(self._directory, source)
+        copy = replace(update, source=str(local))
+        for _ in range(_TRIES):
+            if await on_worker_thread(self._puller.holds, local, source, target):
+                async with self._disk.open(copy, placement) as stage:
+                    # What is read now nobody pulls away: is it still what was asked for?
+                    if await on_worker_thread(self._puller.holds, local, source, target):
+                        yield stage
+                        return
+            await self._puller.pull(str(local), str(source), target)
+        raise UpdateRejected(
+            f"{local} was pulled to other versions {_TRIES} times before version {target} could "
+            "be read; let one trainer at a time ask for versions of this source"
+        )
+
+    def _directory(self, source: Path) -> Path:
+        if self._roots is None:
+            raise UpdateRejected(
+                "the strategy delta-pull has no place for its copy: start the server with "
+                "--local-root DIR, a directory on a local disk with room for a checkpoint"
+            )
+        real = os.path.realpath(source)
+        digest = xxhash.xxh3_64_hexdigest(os.fsencode(real))[:8]
+        name = Path(real).name.lstrip(".")[:_MAX_NAME] or "root"
+        return self._roots.paths[0] / f"{name}-{digest}"
+
+
+def wanted_version(update: Update) -> tuple[Path, int]:
+    """The source and the version in it that ``update`` asks for.
+
+    Its source is the directory of a version, or one of versions; then ``version`` says
+    which. Raises: UpdateRejected when neither names one.
+    """
+    if not update.source or "\0" in update.source:
+        raise UpdateRejected(f"{update.source!r:.80} is no directory, wanted one of versions")
+    path = Path(os.path.normpath(update.source))
+    number = path.name.removeprefix("weight_v")
+    if _is_number(number) and directory_of(path.parent, int(number)) == path:
+        return path.parent, int(number)
+    if update.version is not None and _is_number(update.version):
+        return path, int(update.version)
+    raise UpdateRejected(
+        f"{update.source!r:.200} is no directory of one version, such as "
+        f"{directory_of(path, 7)}, and weight_version is {update.version!r:.80}, wanted the "
+        "number of a version; send one or the other"
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
