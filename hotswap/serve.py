@@ -114,8 +114,9 @@ def _checkpoint(settings: Settings) -> Path:
 
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
-    strategies = _strategies(settings, plugins)
+    # First: what is wrong with its options is not said in the words of a plug-in that pulls too.
     puller = _puller(settings, plugins)
+    strategies = _strategies(settings, plugins)
     stamp = WeightStamp(version=dialect_of(settings).boot_version)
     async with _engine(settings, plugins, model, stamp) as engine:
         controller = Controller(

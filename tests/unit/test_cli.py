@@ -243,3 +243,31 @@ def test_plugins_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.strip()
     for name in names:
         assert f"loaded   {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("refresh", "'refresh' is no import path, wanted package.module.function"),
+        ("no_such_package.refresh", "no_such_package.refresh cannot be imported"),
+        ("os.sep", "os.sep is a str, wanted a function"),
+        ("os.getcwd", "wanted (source_dir, target_version)"),
+    ],
+)
+@pytest.mark.parametrize("way", ["flag", "variable"])
+def test_an_operators_hook_of_no_use_refuses_the_start(
+    path: str,
+    said: str,
+    way: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flag = ["--custom-pull-weights-pre-read-hook", path]
+    if way == "variable":
+        monkeypatch.setenv("HOTSWAP_CUSTOM_PULL_WEIGHTS_PRE_READ_HOOK", path)
+        flag = []
+    assert run("serve", "--model", str(tmp_path), "--port", "0", *flag) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("hotswap serve: --custom-pull-weights-pre-read-hook: ")
+    assert said in error

@@ -92,16 +92,25 @@ def test_one_that_cannot_be_imported_or_called_is_refused_in_a_line(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         operator_hook(path)
+    assert str(caught.value).startswith("custom-pull-weights-pre-read-hook: ")
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('no\\nmount')", "RuntimeError: no mount"),
+        ("raise AttributeError('x')", "AttributeError: x"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
 def test_a_module_that_fails_at_import_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_operators_module.py").write_text("raise RuntimeError('no\\nmount')")
+    (tmp_path / "broken_operators_module.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: no mount\)"):
+    with pytest.raises(ValueError, match=re.escape(f"cannot be imported ({said})")):
         operator_hook("broken_operators_module.refresh")
 
 
