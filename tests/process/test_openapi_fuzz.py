@@ -13,9 +13,10 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def fuzzed(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
-    dialect = getattr(request, "param", "gr")
-    with ServerProcess(a, "--dialect", dialect, environ={"OMP_NUM_THREADS": "1"}) as server:
+def fuzzed(request: pytest.FixtureRequest, a: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    # Pulls would write wherever the fuzz names an empty place.
+    arguments = ("--dialect", getattr(request, "param", "gr"), "--local-root", str(tmp_path))
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as server:
         yield server
         assert server.exit_code is None
         assert "Traceback" not in server.log, server.log
