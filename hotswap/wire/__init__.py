@@ -12,13 +12,16 @@ from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.segments import opened
 from hotswap.wire.sending import flattened_bucket, named_tensors, per_rank
 from hotswap.wire.sent import CudaStorage, SentTensor, SharedStorage
+from hotswap.wire.strategy import PUSHED, PushStrategy, push_update
 
 __all__ = [
     "FLATTENED",
+    "PUSHED",
     "Budget",
     "CudaStorage",
     "Limits",
     "PayloadRefused",
+    "PushStrategy",
     "Sent",
     "SentTensor",
     "SharedStorage",
@@ -29,4 +32,5 @@ __all__ = [
     "opened",
     "payload_bytes",
     "per_rank",
+    "push_update",
 ]

@@ -28,8 +28,9 @@ from hotswap.weights.file_tensor import FileTensor
 from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.memory import Memory
 from hotswap.wire.bucket import Sent
+from hotswap.wire.devices import on_device
 from hotswap.wire.refused import PayloadRefused
-from hotswap.wire.sent import CudaStorage, SentTensor, SharedStorage
+from hotswap.wire.sent import SentTensor, SharedStorage
 
 __all__ = ["HEADER_BYTES", "SHARED_MEMORY", "StridedTensor", "opened"]
 
@@ -44,7 +45,8 @@ HEADER_BYTES = 64
 def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str, Payload]]:
     """Payloads for a bucket, which can be read for as long as the block lasts.
 
-    Each segment is opened once and let go at the end, whatever happened. Any thread.
+    Each segment is opened once and let go at the end, whatever happened, and device memory
+    too. Any thread.
     Raises: PayloadRefused for one that is not there, or smaller than was said.
     """
     with ExitStack() as held:
@@ -61,17 +63,16 @@ def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str,
                 faults.append(error)
         if faults:
             raise faults[0]
-        yield {name: _payload(name, tensor, files) for name, tensor in sent.tensors.items()}
+        views = held.enter_context(on_device(sent.tensors))
+        yield {
+            name: views[name] if name in views else _payload(name, tensor, files)
+            for name, tensor in sent.tensors.items()
+        }
 
 
 def _payload(name: str, tensor: SentTensor, files: Mapping[str, OpenFile]) -> Payload:
     spec = TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape)
     storage = tensor.storage
-    if isinstance(storage, CudaStorage):
-        raise PayloadRefused(
-            f"tensor {name!r} lies on the sender's device {storage.device}, and this server "
-            "opens shared memory alone; send it from there"
-        )
     if not isinstance(storage, SharedStorage):
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     file = files[storage.name]

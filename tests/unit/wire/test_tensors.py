@@ -221,8 +221,6 @@ def test_a_device_handle_is_an_inert_record(name: Known, device: int | str) -> N
         event_sync_required=True,
     )
     assert sent.tensors["w"].offset_bytes == 4
-    with pytest.raises(PayloadRefused, match="lies on the sender's device"), opened(sent):
-        raise AssertionError("was opened")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Opening the device memory of another process on this machine: CUDA's IPC handles.
+
+Rules: the device is found by its UUID where the sender says that, since its index is the
+sender's own and depends on what each process may see; what was opened is let go, and the
+sender's counter told so, before the block ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from hotswap.wire.ranks import same_device
+from hotswap.wire.refused import PayloadRefused
+from hotswap.wire.sent import CudaStorage, SentTensor
+
+__all__ = ["device_index", "on_device", "seen_through"]
+
+
+def device_index(device: int | str, uuids: Sequence[str]) -> int:
+    """Which of the devices of these ``uuids`` a handle is of. Raises: PayloadRefused."""
+    if isinstance(device, int) and device < len(uuids):
+        return device
+    found = [i for i, uuid in enumerate(uuids) if same_device(str(device), uuid)]
+    if isinstance(device, int) or len(found) != 1:
+        seen = ", ".join(uuids) or "no CUDA device"
+        raise PayloadRefused(
+            f"a tensor lies on the sender's device {device}, and this server sees {seen}; send it "
+            "from a process on the same device, or in shared memory"
+        )
+    return found[0]
+
+
+@contextmanager
+def on_device(tensors: Mapping[str, SentTensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Views of the sender's memory, for as long as the block lasts.
+
+    The sender keeps it until then. Raises: PayloadRefused; RuntimeError when CUDA cannot
+    open a handle.
+    """
+    uuids = _uuids()
+    places = {
+        storage: device_index(storage.device, uuids)
+        for tensor in tensors.values()
+        if isinstance(storage := tensor.storage, CudaStorage)
+    }
+    storages: dict[CudaStorage, torch.UntypedStorage] = {}
+    views: dict[str, torch.Tensor] = {}
+    try:
+        for storage, index in places.items():
+            storages[storage] = _opened(storage, index)
+        for name, tensor in tensors.items():
+            if isinstance(tensor.storage, CudaStorage):
+                views[name] = seen_through(tensor, storages[tensor.storage])
+        yield views
+    finally:
+        # Copies out of it may still be on their way.
+        for index in set(places.values()):
+            torch.cuda.synchronize(index)
+        views.clear()
+        storages.clear()
+        if places:
+            collect: Callable[[], None] = torch.cuda.ipc_collect
+            collect()
+
+
+def seen_through(tensor: SentTensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """``tensor`` as a view of ``storage``; as a copy where its bytes are not aligned."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    piece = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.span_bytes]
+    if tensor.offset_bytes % tensor.dtype.itemsize:
+        piece = piece.clone()
+    return piece.view(tensor.dtype).as_strided(tensor.shape, tensor.strides)
+
+
+def _uuids() -> list[str]:
+    if not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+
+
+def _opened(storage: CudaStorage, index: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage._new_shared_cuda(
+        index,
+        storage.handle,
+        storage.size_bytes,
+        storage.offset_bytes,
+        storage.ref_counter_handle,
+        storage.ref_counter_offset,
+        storage.event_handle,
+        storage.event_sync_required,
+    )
