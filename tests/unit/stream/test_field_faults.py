@@ -34,7 +34,10 @@ from hotswap.weights.checkpoint import Checkpoint
 from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, contents_of, edit_index, write_checkpoint
 
-DELTAS = tuple(itertools.product(("xor", "overwrite"), ("xxh3-128", "blake3", "adler32")))
+DELTAS = (
+    *itertools.product(("xor", "overwrite"), ("xxh3-128", "blake3", "adler32")),
+    ("gap", "xxh3-128"),
+)
 KINDS = (*DELTAS, ("full", ""))
 FILE = "model-00000-of-00001.safetensors"
 LOCAL_FILE = "model-00001-of-00002.safetensors"

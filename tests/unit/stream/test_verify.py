@@ -55,7 +55,7 @@ def places(stream: Stream) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Stream:
-    return Stream(tmp_path, "xor", "overwrite", "full", "xor", "overwrite")
+    return Stream(tmp_path, "xor", "overwrite", "full", "gap", "overwrite")
 
 
 def test_a_whole_stream_has_no_fault(stream: Stream) -> None:
@@ -173,16 +173,17 @@ def test_density_is_the_share_of_bytes_that_change(tmp_path: Path) -> None:
     stream = Stream(tmp_path, length=1000, count=2)
     old = stream.tensors[0]
     size = sum(map(len, old.values()))
-    for version, (encoding, count) in enumerate((("xor", 10), ("overwrite", 300)), 1):
+    counts = {"xor": 10, "overwrite": 300, "gap": 20}
+    for version, (encoding, count) in enumerate(counts.items(), 1):
         new = {name: value.copy() for name, value in stream.tensors[-1].items()}
         first = min(new)
         new[first][:count] ^= 255
         publish(stream.source, version, stream.tensors[-1], new, encoding=encoding)
         stream.tensors.append(new)
     seen = survey_source(stream.source, base_dir=stream.base).versions
-    assert [one.changed_bytes for one in seen] == [10, 300]
-    assert [one.density for one in seen] == [10 / size, 300 / size]
-    assert [one.density for one in survey_source(stream.source).versions] == [None, None]
+    assert [one.changed_bytes for one in seen] == list(counts.values())
+    assert [one.density for one in seen] == [count / size for count in counts.values()]
+    assert [one.density for one in survey_source(stream.source).versions] == [None] * 3
     stream.add("full")
     assert survey_source(stream.source).versions[0].density == 10 / size
     assert survey_source(stream.source, density=False).versions[0].density is None
