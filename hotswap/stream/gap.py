@@ -26,6 +26,7 @@ from hotswap.stream.gap_layout import (
 )
 from hotswap.stream.gap_native import NativeSteps, has_native, native_changes
 from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes
+from hotswap.stream.words import Words
 
 __all__ = ["Steps", "decode_gap", "encode_gap", "steps_of"]
 
@@ -49,8 +50,8 @@ _SHORT_GAPS = 512
 class Steps(Protocol):
     """A decoded change on its way through its tensor."""
 
-    def apply(self, piece: Bytes) -> None:
-        """Turn the next ``piece`` from old bytes into new ones."""
+    def apply(self, piece: Bytes) -> Words:
+        """Turn the next ``piece`` from old bytes into new ones; the words that change."""
         ...
 
     def finish(self) -> None:

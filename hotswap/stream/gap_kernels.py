@@ -49,14 +49,17 @@ def change_piece(
     place: NDArray[np.int64],
     piece: Bytes,
     begin: int,
-) -> None:
+    words: NDArray[np.int64],
+) -> int:
     """XOR what lies in ``piece``, which begins at byte ``begin`` of the tensor.
 
     ``planes`` [width x changed]. ``place``: the next symbol, the next value and the element
     after the last gap; moved on. An element that the piece has only half of stays next.
+    Fills ``words`` with the numbers of the piece's eight-byte words that change; how many.
     """
     symbol, value, element = place[0], place[1], place[2]
     end = begin + len(piece)
+    touched, last = 0, -1
     while symbol < len(symbols):
         gap = np.int64(symbols[symbol])
         if gap == escape:
@@ -70,9 +73,14 @@ def change_piece(
             where = first + byte
             if begin <= where < end:
                 piece[where - begin] ^= planes[byte, value]
+                word = (where - begin) // 8
+                if word != last:
+                    words[touched] = last = word
+                    touched += 1
         if first + width > end:
             break
         element += gap + 1
         symbol += 1
         value += 1
     place[0], place[1], place[2] = symbol, value, element
+    return touched

@@ -18,11 +18,11 @@ from hotswap.stream import gap_kernels
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Sparse, escape_of
 from hotswap.stream.gap_plain import Found, plain_changes
+from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["NativeSteps", "has_native", "native_changes"]
 
 _log = logging.getLogger("hotswap.stream")
-_WORD_BYTES = 8
 
 
 @cache
@@ -46,8 +46,8 @@ def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
     """As ``plain_changes``."""
-    words = len(old) // _WORD_BYTES
-    whole = words * _WORD_BYTES
+    words = len(old) // WORD_BYTES
+    whole = words * WORD_BYTES
     room = whole // width
     at, values = np.empty(room, np.int64), np.empty(room, np.uint64)
     mask = np.uint64((1 << 8 * width) - 1)
@@ -75,11 +75,15 @@ class NativeSteps:
         self._width = sparse.head.width
         self._escape = escape_of(sparse.head.gap_width)
         self._place = np.zeros(3, np.int64)
+        self._words = np.empty(0, np.int64)
         self._begin = 0
 
-    def apply(self, piece: Bytes) -> None:
-        """Turn the next ``piece`` from old bytes into new ones."""
-        _compiled(gap_kernels.change_piece)(
+    def apply(self, piece: Bytes) -> Words:
+        """Turn the next ``piece`` from old bytes into new ones; the words that change."""
+        room = whole_words(len(piece)) // WORD_BYTES
+        if len(self._words) < room:
+            self._words = np.empty(room, np.int64)
+        touched = _compiled(gap_kernels.change_piece)(
             self._symbols,
             self._planes,
             self._width,
@@ -87,8 +91,10 @@ class NativeSteps:
             self._place,
             piece,
             self._begin,
+            self._words,
         )
         self._begin += len(piece)
+        return self._words[:touched].copy()
 
     def finish(self) -> None:
         """Everything was checked at the beginning."""

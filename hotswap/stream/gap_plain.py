@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Sparse, escape_of
+from hotswap.stream.words import WORD_BYTES, Words, different_words
 
 __all__ = ["Found", "PlainSteps", "plain_changes"]
 
 Found: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 """Ascending positions of changed elements, and new XOR old there (unsigned, their width)."""
 
-_WORD_BYTES = 8
 _BLOCK_SYMBOLS = 2**18
 
 
 def plain_changes(old: Bytes, new: Bytes, width: int) -> Found:
     """The elements of ``width`` bytes that differ."""
-    whole = len(old) // _WORD_BYTES * _WORD_BYTES
+    whole = len(old) // WORD_BYTES * WORD_BYTES
     old_words, new_words = old[:whole].view("<u8"), new[:whole].view("<u8")
     # Words first: a comparison of eight bytes costs what one of a single byte does.
     words = np.flatnonzero(old_words != new_words)
     change = (old_words[words] ^ new_words[words]).view(f"<u{width}")
     parts = np.flatnonzero(change)
-    per_word = _WORD_BYTES // width
+    per_word = WORD_BYTES // width
     at = words[parts // per_word]
     at *= per_word
     at += parts % per_word
@@ -53,24 +53,45 @@ class PlainSteps:
         self._values = np.empty((0, self._width), np.uint8)
         self._begin = 0
 
-    def apply(self, piece: Bytes) -> None:
-        """Turn the next ``piece`` from old bytes into new ones."""
+    def apply(self, piece: Bytes) -> Words:
+        """Turn the next ``piece`` from old bytes into new ones; the words that change."""
         begin, end = self._begin, self._begin + len(piece)
         self._begin = end
-        while True:
-            first = end - end % self._width
-            inside = int(np.searchsorted(self._at, first // self._width))
-            _change(piece, begin, self._at[:inside], self._values[:inside])
-            self._at, self._values = self._at[inside:], self._values[inside:]
-            if len(self._at):
-                break
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._at, self._values = block
-        if first < end and len(self._at):
+        if begin % WORD_BYTES or end % self._width:
+            old = piece.copy()
+            self._apply_any(piece, begin, end)
+            return different_words(old, piece)
+        elements = piece.view(f"<u{self._width}")
+        touched = [np.empty(0, np.int64)]
+        for at, values in self._until(end // self._width):
+            inside = at - begin // self._width
+            elements[inside] ^= values.view(elements.dtype)[:, 0]
+            inside //= WORD_BYTES // self._width
+            touched.append(inside)
+        words = np.concatenate(touched)
+        first_of_each: Words = words[np.diff(words, prepend=-1) != 0]
+        return first_of_each
+
+    def _apply_any(self, piece: Bytes, begin: int, end: int) -> None:
+        """A piece that ends or begins within an element, or a word."""
+        whole = end // self._width
+        for at, values in self._until(whole):
+            _change_bytes(piece, begin, at, values)
+        if whole * self._width < end and len(self._at):
             # The piece has the beginning of an element: it stays next for the rest of it.
             _change_bytes(piece, begin, self._at[:1], self._values[:1])
+
+    def _until(self, element: int) -> Iterator[tuple[NDArray[np.int64], Bytes]]:
+        """Positions below ``element`` and their values, which are then done with."""
+        while True:
+            inside = int(np.searchsorted(self._at, element))
+            if inside:
+                yield self._at[:inside], self._values[:inside]
+            self._at, self._values = self._at[inside:], self._values[inside:]
+            block = None if len(self._at) else next(self._blocks, None)
+            if block is None:
+                return
+            self._at, self._values = block
 
     def finish(self) -> None:
         """Everything was checked at the beginning."""
@@ -95,16 +116,6 @@ def _blocks(sparse: Sparse) -> Iterator[tuple[NDArray[np.int64], Bytes]]:
             values[:, byte] = plane[done : done + len(at)]
         done += len(at)
         yield at, values
-
-
-def _change(piece: Bytes, begin: int, at: NDArray[np.int64], values: Bytes) -> None:
-    width = values.shape[1]
-    if begin % width or len(piece) % width:
-        _change_bytes(piece, begin, at, values)
-        return
-    elements = piece.view(f"<u{width}")
-    at = at - begin // width
-    elements[at] ^= values.view(f"<u{width}")[:, 0]
 
 
 def _change_bytes(piece: Bytes, begin: int, at: NDArray[np.int64], values: Bytes) -> None:

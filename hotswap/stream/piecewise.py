@@ -13,8 +13,8 @@ import numpy as np
 
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, overwrites
-from hotswap.stream.gap import Steps, decode_gap, steps_of
-from hotswap.stream.words import WORD_BYTES, Words, different_words
+from hotswap.stream.gap import decode_gap, steps_of
+from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_steps import XorSteps
 
 __all__ = ["Piecewise", "piecewise"]
@@ -46,27 +46,8 @@ def piecewise(delta: Delta, length: int, *, among: int = 1) -> Piecewise:
         change = decode_gap(delta.blob, length, where=delta.where)
         if isinstance(change, memoryview):
             return XorSteps(replace(delta, blob=change), length, among=among)
-        return _Compared(steps_of(change))
+        return steps_of(change)
     return _Overwrite(delta, length)
-
-
-class _Compared:
-    """Steps that do not say what they change: that is found by comparing."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._old = np.empty(0, np.uint8)
-
-    def apply(self, piece: Bytes) -> Words:
-        if len(self._old) < len(piece):
-            self._old = np.empty(len(piece), np.uint8)
-        old = self._old[: len(piece)]
-        np.copyto(old, piece)
-        self._steps.apply(piece)
-        return different_words(old, piece)
-
-    def finish(self) -> None:
-        self._steps.finish()
 
 
 class _Overwrite:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hotswap.stream.encodings import Bytes
+from hotswap.stream.frames import Bytes
 
 __all__ = ["WORD_BYTES", "Words", "changed_words", "different_words", "whole_words"]
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 def test_a_hundred_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     killed = newest = 0
     for seed in range(5):
-        seen = kill_publishers(tmp_path / str(seed), kills=30, seed=seed)
+        seen = kill_publishers(tmp_path / str(seed), kills=40, seed=seed)
         killed, newest = killed + seen["killed"], newest + seen["newest"]
     record_property("kills", killed)
     record_property("versions", newest)

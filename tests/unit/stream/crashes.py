@@ -38,8 +38,14 @@ def _overwrite(stream: Stream) -> int:
     return 1
 
 
+def _gap(stream: Stream) -> int:
+    stream.add("gap")
+    pull_now(stream, 0)
+    return 1
+
+
 def _fold(stream: Stream) -> int:
-    for encoding in ("xor", "overwrite", "xor"):
+    for encoding in ("xor", "overwrite", "gap"):
         stream.add(encoding)
     pull_now(stream, 0)
     return 3
@@ -65,7 +71,7 @@ def _full(stream: Stream) -> int:
 
 
 def _aggregate(stream: Stream) -> int:
-    for encoding in ("xor", "xor", "overwrite"):
+    for encoding in ("xor", "gap", "overwrite"):
         stream.add(encoding)
     add_aggregate(stream, 2)
     return 3
@@ -102,6 +108,7 @@ def _damaged(stream: Stream) -> int:
 SCENARIOS: Mapping[str, _Setup] = {
     "xor": _xor,
     "overwrite": _overwrite,
+    "gap": _gap,
     "fold": _fold,
     "seed": _seed,
     "reseed": _reseed,

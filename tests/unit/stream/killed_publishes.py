@@ -12,11 +12,10 @@ import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from hotswap.stream import Publisher, published_versions
-from hotswap.stream.encodings import Encoding, apply, encode
+from tests.unit.stream.compiled import compile_once
 from tests.unit.stream.faulty_disk import FaultyDisk, killing
 from tests.unit.stream.trained import State, after_step, bytes_in, first_state, pulled, write_base
 
@@ -63,20 +62,12 @@ class Run:
         return newest
 
 
-def _warm_up() -> None:
-    """Compile what is compiled here, and not again in every fork."""
-    old, new = np.zeros(64, np.uint8), np.ones(64, np.uint8)
-    blob = encode(Encoding.GAP, old, new)
-    assert blob is not None
-    apply(Encoding.GAP, memoryview(blob), old, where="here")
-
-
 def main(spec: dict[str, int], root: Path) -> None:
     """Kill ``spec["kills"]`` publishers, at calls that ``spec["seed"]`` chooses."""
     torch.set_num_threads(1)
     chance = random.Random(spec["seed"])
     run = Run(root)
-    _warm_up()
+    compile_once()
     killed = 0
     for number in range(spec["kills"]):
         # Every state that the child may need is made before it begins.

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 from hotswap.stream import pull
+from tests.unit.stream.compiled import compile_once
 from tests.unit.stream.faulty_disk import killing
 
 
 def main(spec: dict[str, object]) -> None:
     """Carry out ``spec``."""
     statuses = list[int]()
+    compile_once()
     pulls = spec["pulls"]
     assert isinstance(pulls, list)
     for local, point in pulls:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hotswap.stream import PullMode, pull
 from tests.unit.stream.streams import Stream, contents_of
 
-VERSIONS = st.lists(st.sampled_from(["xor", "overwrite", "full"]), min_size=1, max_size=6)
+VERSIONS = st.lists(st.sampled_from(["xor", "overwrite", "gap", "full"]), min_size=1, max_size=6)
 
 
 @settings(max_examples=12, deadline=None)
@@ -28,7 +28,7 @@ def test_any_range_at_once_or_version_by_version(versions: list[str], data: st.D
 
 
 def test_a_fold_reads_and_writes_each_tensor_once(tmp_path: Path) -> None:
-    stream = Stream(tmp_path, "xor", "overwrite", "xor", "xor")
+    stream = Stream(tmp_path, "xor", "overwrite", "gap", "xor")
     pull(stream.local, stream.source, 0, base_dir=stream.base)
     once = pull(stream.local, stream.source, 1, base_dir=stream.base)
     assert once.mode is PullMode.DELTA

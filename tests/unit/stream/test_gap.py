@@ -16,6 +16,7 @@ from hotswap.stream.encodings import Bytes
 from hotswap.stream.gap import decode_gap, encode_gap, steps_of
 from hotswap.stream.gap_layout import HEAD_BYTES, WIDTHS, Sparse, head_of
 from hotswap.stream.piecewise import Piecewise, piecewise
+from hotswap.stream.words import different_words
 from tests.unit.stream.test_piecewise import delta
 
 SHARES = (0.0, 0.0005, 0.01, 0.2, 1.0)
@@ -45,7 +46,12 @@ def applied(blob: bytes, old: Bytes, *, size: int, native: bool) -> Bytes:
         steps = steps_of(change, native=native)
     tensor = old.copy()
     for at in range(0, len(tensor), size):
-        steps.apply(tensor[at : at + size])
+        piece = tensor[at : at + size]
+        words = steps.apply(piece)
+        changed = different_words(old[at : at + size], piece)
+        assert np.all(np.diff(words) > 0)
+        # An element that lies in two pieces may be told of in both.
+        assert set(words) >= set(changed) if size % 8 else words.tolist() == changed.tolist()
     steps.finish()
     return tensor
 
