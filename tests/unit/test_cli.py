@@ -271,3 +271,19 @@ def test_an_operators_hook_of_no_use_refuses_the_start(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("hotswap serve: --custom-pull-weights-pre-read-hook: ")
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--load-strategy", "rsync"), "--load-strategy: load strategy 'rsync' is not installed"),
+        (("--local-root", "/nonexistent/root"), "--local-root /nonexistent/root is no directory"),
+        (("--source-root", "/nonexistent/root"), "--source-root /nonexistent/root is no directory"),
+    ],
+)
+def test_where_pulls_read_and_write_is_known_before_the_model_is_loaded(
+    flags: tuple[str, ...], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--port", "0", *flags) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"hotswap serve: {named}")

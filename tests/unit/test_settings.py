@@ -1,4 +1,5 @@
 import argparse
+import os
 from typing import Any
 
 import pytest
@@ -96,6 +97,15 @@ def test_defaults() -> None:
         ),
         (["--graceful-s", "1"], {"HOTSWAP_GRACEFUL_S": "1"}, "graceful_s", 1.0),
         (["--log-level", "debug"], {"HOTSWAP_LOG_LEVEL": "debug"}, "log_level", "debug"),
+        (["--load-strategy", "x"], {"HOTSWAP_LOAD_STRATEGY": "x"}, "load_strategy", "x"),
+        (["--pull-threads", "3"], {"HOTSWAP_PULL_THREADS": "3"}, "pull_threads", 3),
+        (
+            ["--local-root", "/a", "--local-root", "b"],
+            {"HOTSWAP_LOCAL_ROOT": f"/a{os.pathsep}b"},
+            "local_root",
+            ("/a", "b"),
+        ),
+        (["--source-root", "/a"], {"HOTSWAP_SOURCE_ROOT": "/a"}, "source_root", ("/a",)),
         (["--workers", "1"], {"HOTSWAP_WORKERS": "1"}, "workers", 1),
     ],
 )
@@ -139,10 +149,11 @@ def test_an_empty_flag_is_refused(
     assert flag.removesuffix("-path") in shown.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["WEIGHTS_ROOT", "LOCAL_ROOT", "SOURCE_ROOT"])
 @pytest.mark.parametrize("empty", ["", " ", ":", "::", " : "])
-def test_a_list_without_anything_in_it_is_not_the_same_as_no_list(empty: str) -> None:
-    with pytest.raises(SettingsError, match=r"^HOTSWAP_WEIGHTS_ROOT"):
-        settings(HOTSWAP_WEIGHTS_ROOT=empty)
+def test_a_list_without_anything_in_it_is_not_the_same_as_no_list(empty: str, name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^HOTSWAP_{name}"):
+        settings(**{f"HOTSWAP_{name}": empty})
 
 
 @pytest.mark.parametrize("field", ["host", "model"])

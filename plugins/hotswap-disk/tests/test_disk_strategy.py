@@ -261,6 +261,21 @@ async def test_outside_the_roots_is_rejected_naming_them(model: Path, tmp_path: 
         await deliver(strategy, model)
 
 
+async def test_what_pulls_may_write_may_be_read_besides_the_roots(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "inside").mkdir()
+    shutil.copytree(model, tmp_path / "local" / "copy")
+    values = {"weights-root": (str(tmp_path / "inside"),), "local-root": (str(tmp_path / "local"),)}
+    strategy = DiskStrategy.from_options(values)
+    assert (await deliver(strategy, tmp_path / "local" / "copy")).keys() == {"w", "v"}
+    with pytest.raises(UpdateRejected, match="outside the weights roots"):
+        await deliver(strategy, model)
+    # Without roots for weights there is nothing to add to: any place is allowed.
+    anywhere = DiskStrategy.from_options({"local-root": (str(tmp_path / "local"),)})
+    assert (await deliver(anywhere, model)).keys() == {"w", "v"}
+
+
 @pytest.mark.parametrize("what", ["directory", "config.json", "model.safetensors.index.json", S2])
 async def test_a_link_out_of_the_roots_is_rejected(model: Path, tmp_path: Path, what: str) -> None:
     inside = tmp_path / "inside"
