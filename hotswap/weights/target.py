@@ -94,7 +94,10 @@ class WeightTarget:
         """Validate a source; writes nothing. Raises: UpdateRejected with all that is wrong."""
         catalogue = self._survey()
         if self._naming is not None:
-            catalogue = catalogue.renamed(self._naming.find(manifest.names))
+            usual = self._naming.usual
+            found = self._naming.find(manifest.names)
+            odd = {name: place for name, place in found.items() if usual.get(name) != place}
+            catalogue = catalogue.renamed(odd)
         return make_plan(catalogue, manifest, scope=scope, skipped=self._is_skipped)
 
     def _is_skipped(self, name: str) -> bool:

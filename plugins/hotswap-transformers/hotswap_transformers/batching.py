@@ -75,7 +75,10 @@ class Batching:
             continuous_batching_config=bounds,
         )
         self._processor = self._manager._create_batch_processor()
-        self._processor.model_runner = _runner(self._processor, choose)
+        self._runner = _runner(self._processor, choose)
+        self._processor.model_runner = self._runner
+        self._inputs: dict[str, Any] = {}
+        self._watching = model.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
         self._watch_cache()
         self._stale: set[str] = set()
 
@@ -131,6 +134,37 @@ class Batching:
             self._processor._generation_step(self._model)
             self._processor.update_batch()
 
+    def try_out(
+        self, texts: Mapping[str, Sequence[int]], *, next_token: int
+    ) -> dict[str, torch.Tensor]:
+        """Logits after each text, and after ``next_token`` that follows: ``[2 x vocabulary]``.
+
+        Computed together, before anything else; nothing of it stays. Raises: whatever the
+        model does.
+        """
+        seen: dict[str, list[torch.Tensor]] = {rid: [] for rid in texts}
+
+        def choose(rids: Sequence[str], logits: torch.Tensor) -> list[int]:
+            for rid, row in zip(rids, logits, strict=True):
+                seen[rid].append(row.float().clone())
+            return [next_token] * len(rids)
+
+        serving = self._runner.choose, self._matched
+        self._runner.choose, self._matched = choose, lambda _match: None
+        try:
+            for rid, tokens in texts.items():
+                self.add(rid, tokens)
+            # Two passes, or two for each where only one may run at a time.
+            for _ in range(2 * len(texts)):
+                self.step()
+                for rid in self.rids:
+                    if len(seen[rid]) == 2:
+                        self.drop(rid)
+        finally:
+            self._runner.choose, self._matched = serving
+            self.clear()
+        return {rid: torch.stack(rows) for rid, rows in seen.items()}
+
     def clear(self) -> None:
         """Let go of everything, after a step that failed half way."""
         self._processor.reset()
@@ -150,11 +184,16 @@ class Batching:
 
     def close(self) -> None:
         """Give the model back its attention. Idempotent."""
+        self._watching.remove()
         self._manager.destroy()
+
+    def _see_inputs(self, _module: object, _args: object, inputs: dict[str, Any]) -> None:
+        self._inputs = inputs
 
     def _watch_cache(self) -> None:
         cache = self._cache
         search, mark = cache.search_prefix_match, cache.mark_complete_blocks
+        update = cache.update
 
         def search_prefix_match(request_id: str, prompt_ids: list[int]) -> int:
             tokens = int(search(request_id, prompt_ids))
@@ -165,11 +204,21 @@ class Batching:
             if state.request_id not in self._stale:
                 mark(state, complete_blocks)
 
+        def update_with_inputs(
+            keys: torch.Tensor, values: torch.Tensor, layer: int, kwargs: Any = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            # Older models hand on none of what the batch came with.
+            found: tuple[torch.Tensor, torch.Tensor] = update(
+                keys, values, layer, dict(self._inputs) if kwargs is None else kwargs
+            )
+            return found
+
+        cache.update = update_with_inputs
         cache.search_prefix_match = search_prefix_match
         cache.mark_complete_blocks = mark_complete_blocks
 
 
-def _runner(processor: Any, choose: Choose) -> Any:
+def _runner(processor: Any, choose: Choose) -> _ChoosingRunner:
     return _ChoosingRunner(
         logit_processor=processor.logit_processor,
         cb_config=processor.cb_config,
@@ -186,12 +235,12 @@ class _ChoosingRunner(ModelRunner):
 
     def __init__(self, *, choose: Choose, **parts: Any) -> None:
         super().__init__(**parts)
-        self._choose = choose
+        self.choose = choose
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         inputs: Any = self.inputs_and_outputs
         batch = inputs.requests_in_batch
         rids = [future.state.request_id for future in batch if future.has_new_token]
         if rids:
-            tokens = self._choose(rids, scores[0, : len(rids)])
+            tokens = self.choose(rids, scores[0, : len(rids)])
             output_ids[0, : len(rids)] = torch.tensor(tokens, device=output_ids.device)

@@ -21,6 +21,7 @@ from hotswap_transformers.intake import Intake
 from hotswap_transformers.loading import LoadedModel, load_model, plan_model
 from hotswap_transformers.scheduler import BatchScheduler
 from hotswap_transformers.steps import BatchSteps
+from hotswap_transformers.trying import alone, check_batching
 
 __all__ = ["TransformersEngine"]
 
@@ -54,6 +55,7 @@ class TransformersEngine(ThreadedEngine[BatchSteps]):
         ``chunked_prefill_size`` bounds the tokens of a forward pass, ``max_total_tokens``
         and the fraction of the memory that is free now bound the tokens in the cache.
         A request stands still while ``max_unread_chunks`` of it wait to be read.
+        Raises: ValueError for a model that transformers does not batch, or not rightly.
         """
         self.model: Any = loaded.model
         self._config = loaded.config
@@ -61,10 +63,12 @@ class TransformersEngine(ThreadedEngine[BatchSteps]):
         self._max_running, self._max_queued = max_running_requests, max_queued
         self._ledger = InFlightLedger(max_running=max_running_requests, max_queued=max_queued)
         config = self.model.config.get_text_config()
-        self._max_context = int(config.max_position_embeddings)
+        # Some have no longest text, only a cache that is full one day.
+        self._max_context = int(getattr(config, "max_position_embeddings", None) or _MOST_TOKENS)
         scheduler = BatchScheduler(
             ledger=self._ledger, stamp=stamp or WeightStamp(), max_running=max_running_requests
         )
+        wanted = alone(self.model)
         self._batching = Batching(
             self.model,
             choose=scheduler.choose,
@@ -77,6 +81,11 @@ class TransformersEngine(ThreadedEngine[BatchSteps]):
             ),
             max_batch_tokens=chunked_prefill_size,
         )
+        try:
+            check_batching(self._batching, wanted, model=self.model)
+        except ValueError:
+            self._batching.close()
+            raise
         scheduler.run_on(self._batching)
         self._scheduler = scheduler
         super().__init__(
@@ -216,7 +225,12 @@ class TransformersEngine(ThreadedEngine[BatchSteps]):
 
 
 def _kv_shape(model: Any, config: Any) -> KvShape:
-    heads = int(config.num_attention_heads)
+    heads = int(getattr(config, "num_attention_heads", 0) or 0)
+    if not heads:
+        raise ValueError(
+            f"{type(model).__name__} has no attention heads, wanted keys and values to batch; "
+            "serve a model of an architecture with attention"
+        )
     return KvShape(
         num_layers=int(config.num_hidden_layers),
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),

@@ -69,7 +69,7 @@ def load_model(
         # Its functions have no types.
         auto: Any = transformers.AutoModelForCausalLM
         with torch.device(choose_device(device)):
-            model = auto.from_config(config, dtype=wanted, attn_implementation="sdpa")
+            model = auto.from_config(config, dtype=wanted, attn_implementation=_attention(config))
         _keep_precision(model, wanted)
         # The memory of the tensors is written in place from here on, never replaced.
         model.eval().requires_grad_(False)
@@ -85,6 +85,13 @@ def load_model(
             config=_fields(type(config), checkpoint.manifest.config or {}),
             eos_token_ids=_eos(checkpoint.manifest),
         )
+
+
+def _attention(config: Any) -> str:
+    """torch's own where the model can use it; nothing is fetched for another."""
+    untyped: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = untyped.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def _keep_precision(model: Any, dtype: torch.dtype) -> None:

@@ -57,7 +57,9 @@ class TransformersNaming:
         self._live = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self._ignored = _ignored(model)
         self._rows: dict[tuple[str, str], int] = {}
-        for name, meaning in self._meanings(manifest.names).items():
+        # An update mostly has the names of the first one, and patterns take their time.
+        self._known = self._meanings(manifest.names)
+        for name, meaning in self._known.items():
             shape = manifest[name].shape
             if meaning.converter is not None and shape:
                 self._rows.setdefault((meaning.live, meaning.pattern), shape[0])
@@ -75,7 +77,10 @@ class TransformersNaming:
         """See ``CheckpointNaming.find``. Raises: UpdateRejected."""
         found: dict[str, Place] = {}
         refused: list[str] = []
-        for name, meaning in self._meanings(names).items():
+        asked = tuple(names)
+        meanings = {name: self._known[name] for name in asked if name in self._known}
+        meanings |= self._meanings(name for name in asked if name not in self._known)
+        for name, meaning in meanings.items():
             if meaning.converter is None:
                 if meaning.live != name:
                     found[name] = Place(live=meaning.live)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hotswap_transformers import TransformersEngine
 from hotswap_transformers.loading import LoadedModel, load_model
 from safetensors.torch import load_file, save_file
 from transformers import conversion_mapping
@@ -121,6 +122,35 @@ def test_loaded_and_updated_it_is_what_transformers_makes_of_it(
     # What a full update has to bring, in the names of the checkpoint.
     names = set(load_file(b / "model.safetensors"))
     assert set(loaded.target.manifest().names) == names
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        arch if arch == "mixtral" else pytest.param(arch, marks=pytest.mark.long)
+        for arch in ARCHITECTURES
+        if arch != "bert"  # it generates nothing
+    ],
+)
+async def test_updated_it_generates_what_transformers_does(
+    arch: str, saved: Callable[[str, int], Path], drive: Any
+) -> None:
+    prompts = [[7], list(range(1, 40)), [(7 * number) % 90 for number in range(33)]]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(saved(arch, 2))
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    wanted = []
+    for ids in prompts:
+        prompt = torch.tensor([ids])
+        options = {"attention_mask": torch.ones_like(prompt), "do_sample": False}
+        whole = model.eval().generate(prompt, **options, max_new_tokens=12)
+        wanted.append(whole[0, len(ids) :].tolist())
+    async with TransformersEngine.from_directory(
+        saved(arch, 1), device="cpu", max_total_tokens=1024
+    ) as engine:
+        assert await drive.generate(engine, prompts, max_new_tokens=12) != wanted
+        await drive.update(engine, saved(arch, 2), epoch=1)
+        assert await drive.generate(engine, prompts, max_new_tokens=12) == wanted
 
 
 def test_experts_come_one_by_one_and_in_any_part(saved: Callable[[str, int], Path]) -> None:
