@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +20,9 @@ from hotswap_wait_visible.looking import what_is_missing
 
 from hotswap.errors import UpdateRejected
 from hotswap.options import option_values
-from hotswap.stream import SourceNotReady, directory_of, publish_delta
+from hotswap.plugin_hooks import PreReadHook
+from hotswap.pre_read import pull_pre_read
+from hotswap.stream import SourceNotReady, directory_of, publish_delta, pull
 from hotswap.stream.layout import INDEX
 from hotswap.testing import Hidden, Hide, PreRead, PreReadTests, leave_out
 
@@ -172,6 +175,25 @@ async def test_no_name_is_asked_for_before_it_is_listed(
     await hotswap_pre_read(str(source), "7", OPTIONS | {"wait-visible-root": (str(tmp_path),)})
     assert is_whole(directory_of(source, 7), (directory_of(source, 7) / FILE).stat().st_size)
     assert mount.asked_too_early == set()
+
+
+def test_a_pull_waits_for_its_version_and_reads_it_whole(
+    tmp_path: Path, mount: LaggingMount
+) -> None:
+    base, source, local = tmp_path / "base", tmp_path / "stream", tmp_path / "local"
+    base.mkdir()
+    old = np.zeros(300, np.uint8)
+    safetensors.numpy.save_file({"w": old}, base / "model.safetensors")
+    mount.lags(publish(source, 1))
+    hook = PreReadHook(name="hotswap-wait-visible", call=hotswap_pre_read, options=OPTIONS)
+    pull(local, source, 1, base_dir=base, pre_read=pull_pre_read([hook]))
+    found = safetensors.numpy.load_file(local / "model.safetensors")
+    assert np.array_equal(found["w"], old + 1)
+    assert str(directory_of(source, 1)) not in mount.asked_too_early
+    in_vain = replace(hook, options=OPTIONS | {"wait-visible-s": 0.05})
+    with pytest.raises(SourceNotReady, match=r"is not visible after 0\.05 s") as caught:
+        pull(local, source, 2, base_dir=base, pre_read=pull_pre_read([in_vain]))
+    assert caught.value.local_version == 1
 
 
 def missing(root: Path, source: Path, version: str | None = "7") -> str:

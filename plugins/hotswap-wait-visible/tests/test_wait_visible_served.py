@@ -20,6 +20,7 @@ def test_the_plug_in_brings_its_hook_and_its_options() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_an_update_that_comes_too_early_waits_and_one_in_vain_is_refused(tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", seed=1)
     new = make_checkpoint(tmp_path / "new", seed=2)
