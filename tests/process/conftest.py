@@ -11,7 +11,7 @@ import torch
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import client_of
-from tests.process.served import GR_SERVERS, Served, server_number
+from tests.process.served import GR_SERVERS, Flavour, Served, server_number
 
 # Servers and clients share few cores: threads that wait for each other burn them.
 torch.set_num_threads(1)
@@ -40,21 +40,20 @@ def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", params=GR_SERVERS)
-def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, str, ServerProcess]]:
-    """One server a load mode and dialect, for as many tests as there are."""
-    mode, dialect = request.param
-    arguments = ("--load-mode", mode, "--dialect", dialect)
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
-        yield mode, dialect, process
+def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[Flavour, ServerProcess]]:
+    """One server a flavour, for as many tests as there are."""
+    flavour: Flavour = request.param
+    with ServerProcess(a, *flavour.flags, environ={"OMP_NUM_THREADS": "1"}) as process:
+        yield flavour, process
         assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture
-async def served(server: tuple[str, str, ServerProcess], a: Path) -> AsyncIterator[Served]:
+async def served(server: tuple[Flavour, ServerProcess], a: Path) -> AsyncIterator[Served]:
     """The shared server, put back to where every test begins."""
-    mode, dialect, process = server
+    flavour, process = server
     async with client_of(process.base_url) as client:
         await client.resume()
         await client.update(a, weight_version="start", token_step=7, pause_mode="abort")
-        yield Served(client=client, process=process, load_mode=mode, dialect=dialect)
+        yield Served(client=client, process=process, flavour=flavour)
         assert process.exit_code is None, process.log

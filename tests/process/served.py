@@ -1,50 +1,120 @@
-"""What the shared fixture ``served`` gives, and the servers that it may be on."""
+"""What the shared fixture ``served`` gives, and the servers that it may be on.
+
+Rule: a fault may depend on anything that a server can be told about updates and pauses.
+What there is to be told is asked of the settings, so that a choice that is added later
+is put through every fault of the matrix. Half of the flavours, in which every two
+choices meet, are for ``make test``; the others are for ``make test-long``.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from hotswap.settings import CHOICES
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import Client
 
-__all__ = ["GR_SERVERS", "SERVERS", "Served", "in_both_dialects", "server_number", "with_pairs"]
+__all__ = [
+    "FLAVOURS",
+    "GR_SERVERS",
+    "Flavour",
+    "Served",
+    "in_every_flavour",
+    "of_every_flavour",
+    "server_number",
+    "with_pairs",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavour:
+    """What a server is told."""
+
+    load_mode: str
+    dialect: str
+    while_paused: str
+
+    def __str__(self) -> str:
+        return f"{self.load_mode}-{self.dialect}-{self.while_paused}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For a server in this process."""
+        return {name: getattr(self, name) for name in ("load_mode", "dialect", "while_paused")}
+
+    @property
+    def flags(self) -> list[str]:
+        """For one in a process of its own."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+
+
+# "auto" is one of the others.
+_PAUSED = [choice for choice in CHOICES["while_paused"] if choice != "auto"]
 
 # pytest takes a server for the same one when its parameter is the same object.
-GR_SERVERS = [
-    pytest.param(("staged", "gr"), id="staged"),
-    pytest.param(("direct", "gr"), id="direct"),
-]
-"""Load mode and dialect of the servers that every test of ``served`` runs on."""
-
-SERVERS = [
-    *GR_SERVERS,
-    pytest.param(("staged", "sglang"), id="staged-sglang"),
-    pytest.param(("direct", "sglang"), id="direct-sglang", marks=pytest.mark.long),
-]
-"""Those, and the same in SGLang's dialect; of these one for ``make test-long``."""
-
-in_both_dialects = pytest.mark.parametrize("server", SERVERS, indirect=True)
-"""Runs a test of ``served`` on all of ``SERVERS``."""
-
-
-def server_number(item: pytest.Item) -> int:
-    """Which of ``SERVERS`` a test runs on, from 1 on; 0 for none of them."""
-    params = (
-        item.callspec.params
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else {}
+FLAVOURS: Sequence[Flavour] = [
+    Flavour(load_mode=load_mode, dialect=dialect, while_paused=while_paused)
+    for dialect, load_mode, while_paused in itertools.product(
+        CHOICES["dialect"], CHOICES["load_mode"], _PAUSED
     )
-    values = [server.values for server in SERVERS]
-    one = (params.get("server"),)
-    return values.index(one) + 1 if one in values else 0
+]
+"""Everything that a server can be told, in every combination."""
+
+
+def _is_quick(flavour: Flavour) -> bool:
+    places = (
+        CHOICES["dialect"].index(flavour.dialect),
+        CHOICES["load_mode"].index(flavour.load_mode),
+        _PAUSED.index(flavour.while_paused),
+    )
+    return sum(places) % 2 == 0
+
+
+def _param(flavour: Flavour, *values: object, is_long: bool = False, suffix: str = "") -> Any:
+    marks = [pytest.mark.long] if is_long or not _is_quick(flavour) else []
+    return pytest.param(flavour, *values, id=f"{flavour}{suffix}", marks=marks)
+
+
+GR_SERVERS = [
+    _param(flavour) for flavour in FLAVOURS if flavour.dialect == "gr" and _is_quick(flavour)
+]
+"""The servers that every test of ``served`` runs on: one of each load mode."""
+
+in_every_flavour = pytest.mark.parametrize("server", list(map(_param, FLAVOURS)), indirect=True)
+"""Runs a test of ``served`` on a server of every flavour."""
+
+
+def of_every_flavour(
+    names: str = "", rows: Sequence[tuple[object, ...]] = ((),)
+) -> pytest.MarkDecorator:
+    """Gives a test ``flavour`` and the arguments ``names``: every one, with each of ``rows``.
+
+    Of ``rows`` only the first is for ``make test`` in every quick flavour, and the others
+    in one of them each, by turns.
+    """
+    quick = [flavour for flavour in FLAVOURS if _is_quick(flavour)]
+    return pytest.mark.parametrize(
+        f"flavour, {names}" if names else "flavour",
+        [
+            _param(
+                flavour,
+                *row,
+                is_long=bool(number) and quick[number % len(quick)] != flavour,
+                suffix="".join(f"-{value}" for value in row),
+            )
+            for flavour in FLAVOURS
+            for number, row in enumerate(rows)
+        ],
+    )
 
 
 def with_pairs(names: str, pairs: Sequence[tuple[str, str | None]]) -> pytest.MarkDecorator:
-    """Runs a test of ``served`` with every one of ``pairs`` on all of ``SERVERS``.
+    """Runs a test of ``served`` with every one of ``pairs`` on a server of every flavour.
 
     ``names`` are those of its two arguments. In SGLang's dialect only the pairs of equals,
     and those without a second, are for ``make test``: a dialect changes words, not orders.
@@ -52,22 +122,30 @@ def with_pairs(names: str, pairs: Sequence[tuple[str, str | None]]) -> pytest.Ma
     return pytest.mark.parametrize(
         f"server, {names}",
         [
-            pytest.param(
-                *server.values,
+            _param(
+                flavour,
                 *pair,
-                id=f"{server.id}-{pair[0]}-{pair[1]}",
-                marks=[*server.marks, *_long_ones(server, pair)],
+                is_long=flavour.dialect != "gr" and pair[1] not in (None, pair[0]),
+                suffix=f"-{pair[0]}-{pair[1]}",
             )
-            for server in SERVERS
+            for flavour in FLAVOURS
             for pair in pairs
         ],
         indirect=["server"],
+        # Beside arguments that are no fixtures its scope would be that of a function.
+        scope="session",
     )
 
 
-def _long_ones(server: Any, pair: tuple[str, str | None]) -> list[pytest.MarkDecorator]:
-    is_first = server in GR_SERVERS or pair[1] in (None, pair[0])
-    return [] if is_first else [pytest.mark.long]
+def server_number(item: pytest.Item) -> int:
+    """Which of ``FLAVOURS`` a test's server is of, from 1 on; 0 for none of them."""
+    params = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    server = params.get("server")
+    return FLAVOURS.index(server) + 1 if isinstance(server, Flavour) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,5 +154,9 @@ class Served:
 
     client: Client
     process: ServerProcess
-    load_mode: str
-    dialect: str
+    flavour: Flavour
+
+    @property
+    def dialect(self) -> str:
+        """The server's."""
+        return self.flavour.dialect

@@ -9,14 +9,14 @@ import pytest
 
 from tests.process.http_client import Client, Streams
 from tests.process.in_process import load, serving
-from tests.process.served import Served, in_both_dialects
+from tests.process.served import Served, in_every_flavour
 from tests.process.told import flushed
-from tests.process.update_routes import ROUTES, Delivery, deliver
+from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.parametrize("route", ROUTES),
-    in_both_dialects,
+    in_every_flavour,
 ]
 
 TOKENS = 12
@@ -51,14 +51,14 @@ async def flushes_one(served: Served) -> None:
     assert (await served.client.get("/status"))[1]["cache"]["entries"] == 0
 
 
-@pytest.mark.parametrize("pause", [None, "abort", "retract", "in_place", "wait"])
-async def test_flushed_by_the_update(
-    served: Served, b: Path, route: str, pause: str | None
+@pytest.mark.parametrize("mode", [None, *MODES])
+async def test_a2_flushed_by_the_update(
+    served: Served, b: Path, route: str, mode: str | None
 ) -> None:
     client = served.client
     old = await warm_up(client)
-    if pause is not None:
-        await client.pause(pause)
+    if mode is not None:
+        await client.pause(mode)
     status, reply = await deliver(client, route, Delivery(directory=b, flush_cache=True))
     # The two equal texts are one entry.
     assert (status, reply["flushed_cache"], reply["entries_cleared"]) == (200, True, 1)
@@ -71,7 +71,7 @@ async def test_flushed_by_the_update(
     assert await cached(client) == (len(PROMPT) - 1, new)
 
 
-async def test_flushed_afterwards(served: Served, b: Path, route: str) -> None:
+async def test_a2_flushed_afterwards(served: Served, b: Path, route: str) -> None:
     client = served.client
     await warm_up(client)
     await client.pause("retract")
@@ -83,7 +83,7 @@ async def test_flushed_afterwards(served: Served, b: Path, route: str) -> None:
     assert await cached(client) == (0, await fresh_output(b))
 
 
-async def test_not_flushed_at_all(served: Served, b: Path, route: str) -> None:
+async def test_a2_not_flushed_at_all(served: Served, b: Path, route: str) -> None:
     """Documented: entries belong to the weight epoch that made them, flushed or not."""
     await warm_up(served.client)
     await deliver(served.client, route, Delivery(directory=b, flush_cache=False))
@@ -94,7 +94,7 @@ async def test_not_flushed_at_all(served: Served, b: Path, route: str) -> None:
 
 
 @pytest.mark.parametrize("flush", [True, False])
-async def test_a_request_that_still_runs_puts_nothing_old_into_the_cache(
+async def test_a2_a_request_that_still_runs_puts_nothing_old_into_the_cache(
     served: Served, b: Path, route: str, flush: bool
 ) -> None:
     """Its KV is of A up to the pause, and frozen in place through update and flush."""
@@ -117,7 +117,7 @@ async def test_a_request_that_still_runs_puts_nothing_old_into_the_cache(
     assert output == await fresh_output(b, longer)
 
 
-async def test_same_weights_again(served: Served, a: Path, route: str) -> None:
+async def test_a2_same_weights_again(served: Served, a: Path, route: str) -> None:
     """Even an update to equal weights starts a new epoch."""
     old = await warm_up(served.client)
     await deliver(served.client, route, Delivery(directory=a, flush_cache=True))

@@ -15,10 +15,11 @@ import pytest
 from tests.process.evidence import NEW_TOKENS, PROMPTS
 from tests.process.fresh import fresh
 from tests.process.http_client import Streams
-from tests.process.served import Served, in_both_dialects
+from tests.process.served import Served, in_every_flavour
 from tests.process.told import flush_refused, flushed, refusal
+from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
 
-pytestmark = [pytest.mark.process, in_both_dialects]
+pytestmark = [pytest.mark.process, in_every_flavour]
 
 UPDATE = "/update_weights_from_disk"
 RESET = {"action": "reset_tensors"}
@@ -26,7 +27,10 @@ RESET = {"action": "reset_tensors"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
-    """A request that cannot be done, and what its refusal names."""
+    """A request that cannot be done, and what its refusal names.
+
+    ``only_while_open``: where the gate is closed it meets that first.
+    """
 
     path: str
     names: str
@@ -34,6 +38,7 @@ class Failing:
     method: str = "POST"
     outcome: str = "rejected"
     reports_success: bool = True
+    only_while_open: bool = False
 
 
 def _generating(path: str, names: str, outcome: str = "rejected", **body: Any) -> Failing:
@@ -47,14 +52,22 @@ FAILING = [
     Failing(path=UPDATE, names="pause_mode", body={"model_path": "/nowhere", "pause_mode": "x"}),
     Failing(path="/pause_generation", names="mode", body={"mode": "x"}),
     Failing(path="/update_weight_version", names="new_version"),
+    Failing(path="/pull_weights", names="source_dir", body={"local_checkpoint_dir": "/nowhere"}),
     Failing(path="/begin_weight_update", names="draft", body={"selector": "draft"}),
     Failing(path="/end_weight_update", names="/begin_weight_update"),
     Failing(path="/weights_checker", names="Unsupported action='x'", body={"action": "x"}),
     _generating("/get_weights_by_name", "nope", "no such weight", name="nope"),
     _generating("/get_weights_by_name", "name"),
+    _generating("/hotswap/v1/disk/check", "model_path"),
     _generating("/generate", "input_ids"),
     _generating("/generate", "temperature", input_ids=[1], sampling_params={"temperature": -1}),
-    _generating("/generate", "prompt 1", input_ids=[[1], [10**6]]),
+    Failing(
+        path="/generate",
+        names="prompt 1",
+        body={"input_ids": [[1], [10**6]]},
+        reports_success=False,
+        only_while_open=True,
+    ),
     _generating("/submit", "beam_width", input_ids=[1], beam_width=2),
     _generating("/submit_many", "33 requests", "too many", requests=MANY),
     _generating("/abort_request", "rid", rid=3),
@@ -72,10 +85,20 @@ FAILING = [
 ]
 
 
-async def test_every_route_that_fails_says_so_and_changes_nothing(served: Served) -> None:
+@pytest.mark.parametrize("mode", [None, *MODES])
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a16_every_route_that_fails_says_so_and_changes_nothing(
+    served: Served, tmp_path: Path, route: str, mode: str | None
+) -> None:
     client, dialect = served.client, served.dialect
+    if mode is not None:
+        await client.pause(mode)
     before = await client.snapshot()
+    answer = await deliver(client, route, Delivery(directory=tmp_path / "none"))
+    assert "none" in refusal(dialect, "rejected", answer)
     for failing in FAILING:
+        if failing.only_while_open and mode is not None:
+            continue
         reply = await client.call(failing.method, failing.path, dict(failing.body))
         message = refusal(
             dialect,
@@ -90,7 +113,7 @@ async def test_every_route_that_fails_says_so_and_changes_nothing(served: Served
     assert status["updates"] == []
 
 
-async def test_what_cannot_be_done_beside_a_request_is_refused_and_done_later(
+async def test_a16_what_cannot_be_done_beside_a_request_is_refused_and_done_later(
     served: Served, a: Path, b: Path
 ) -> None:
     client, dialect = served.client, served.dialect
@@ -115,7 +138,7 @@ async def test_what_cannot_be_done_beside_a_request_is_refused_and_done_later(
     assert await client.greedy(PROMPTS[:2], NEW_TOKENS) == (await fresh(b)).tokens[:2]
 
 
-async def test_weights_that_differ_are_no_success(served: Served, b: Path) -> None:
+async def test_a16_weights_that_differ_are_no_success(served: Served, b: Path) -> None:
     client = served.client
     await client.done("/weights_checker", action="snapshot")
     await client.update(b)
@@ -123,7 +146,7 @@ async def test_weights_that_differ_are_no_success(served: Served, b: Path) -> No
     assert "model.layers.0" in refusal(served.dialect, "differs", answer)
 
 
-async def test_an_id_that_is_taken_is_no_success(served: Served) -> None:
+async def test_a16_an_id_that_is_taken_is_no_success(served: Served) -> None:
     client = served.client
     async with Streams(client) as streams:
         stream = streams.start(PROMPTS[0], 400)

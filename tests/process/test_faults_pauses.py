@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotswap.testing.checkpoints import make_labelled_checkpoint
-from hotswap.testing.server import ServerProcess
 from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
 from tests.process.fresh import fresh
-from tests.process.http_client import LIMIT_S, Streams, client_of, generate_body
-from tests.process.served import Served, in_both_dialects, with_pairs
+from tests.process.http_client import LIMIT_S, Client, Streams, generate_body
+from tests.process.in_process import load, serving
+from tests.process.served import Flavour, Served, in_every_flavour, of_every_flavour, with_pairs
 from tests.process.told import flush_refused, flushed, refusal
 from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
 
@@ -30,21 +32,13 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make_labelled_checkpoint(root / f"{label}", label=label) for label in range(2)]
 
 
-@pytest.fixture(scope="module", params=["gr", "sglang"])
-def holding(
-    request: pytest.FixtureRequest, labelled: list[Path]
-) -> Iterator[tuple[str, ServerProcess]]:
-    """Runs two requests at a time, and holds those that meet a closed gate: in GR's
-    dialect because it is told to."""
-    dialect = request.param
-    arguments = ["--dialect", dialect, "--max-running-requests", "2"]
-    if dialect == "gr":
-        arguments += ["--while-paused", "hold"]
-    environ = {"OMP_NUM_THREADS": "1"}
-    with ServerProcess(labelled[0], *arguments, environ=environ) as process:
-        yield dialect, process
-        assert process.exit_code is None, process.log
-        assert "Traceback" not in process.log, process.log
+@asynccontextmanager
+async def two_at_a_time(labelled: list[Path], flavour: Flavour) -> AsyncIterator[Client]:
+    """A server that runs two requests at a time, on the even tokens' weights."""
+    loaded = load(labelled[0])
+    async with serving(loaded, max_running_requests=2, **flavour.settings) as server:
+        await server.client.update(labelled[0], weight_version="zero")
+        yield server.client
 
 
 async def shows(served: Served, directory: Path) -> None:
@@ -57,37 +51,58 @@ async def shows(served: Served, directory: Path) -> None:
     assert await served.client.greedy(PROMPTS[:3], NEW_TOKENS) == wanted.tokens[:3]
 
 
+# What is left of eight requests, of which two run, once a pause is in effect.
+LEFT = {
+    "abort": {"running": 0, "waiting": 0, "holding_kv": 0},
+    "retract": {"running": 0, "waiting": 8, "holding_kv": 0},
+    "in_place": {"running": 2, "waiting": 6, "holding_kv": 2},
+    "wait": {"running": 0, "waiting": 6, "holding_kv": 0},
+}
+
+
+@of_every_flavour("mode", [("retract",), *((mode,) for mode in MODES if mode != "retract")])
 @pytest.mark.parametrize("route", ROUTES)
-async def test_a3_flush_succeeds_beside_retracted_requests(
-    holding: tuple[str, ServerProcess], labelled: list[Path], route: str
+async def test_a3_a_flush_succeeds_unless_somebody_holds_kv(
+    labelled: list[Path], route: str, flavour: Flavour, mode: str
 ) -> None:
-    dialect, process = holding
-    async with client_of(process.base_url) as client, Streams(client) as streams:
-        await client.update(labelled[0], weight_version="zero")
-        running = [streams.start(prompt, LONG) for prompt in PROMPTS[:8]]
-        await asyncio.gather(*(stream.has_tokens() for stream in running[:2]))
+    async with two_at_a_time(labelled, flavour) as client, Streams(client) as streams:
+        lengths = [LONG] * 2 + [10] * 6
+        asked = [streams.start(*one) for one in zip(PROMPTS[:8], lengths, strict=True)]
+        await asyncio.gather(*(stream.has_tokens() for stream in asked[:2]))
         await client.until_status(lambda status: status["http_requests"] == 8)
         # Not paused: a refusal that says why, at once.
-        assert "retract" in await flush_refused(client, dialect)
+        assert "retract" in await flush_refused(client, flavour.dialect)
 
-        await client.pause("retract")
-        before = (await client.get("/status"))[1]["in_flight"]
-        assert before == {"running": 0, "waiting": 8, "holding_kv": 0}
-        await flushed(client, dialect)
+        await client.pause(mode)
+        left = (await client.get("/status"))[1]["in_flight"]
+        assert left == LEFT[mode]
+        if left["holding_kv"]:
+            assert "retract" in await flush_refused(client, flavour.dialect)
+        else:
+            await flushed(client, flavour.dialect)
         delivery = Delivery(directory=labelled[1], version="one", flush_cache=True)
         status, reply = await deliver(client, route, delivery)
-        assert (status, reply["flushed_cache"], reply["num_paused_requests"]) == (200, True, 8)
+        assert (status, reply["flushed_cache"]) == (200, True)
+        assert reply["num_paused_requests"] == left["running"] + left["waiting"]
         assert reply["num_aborted_requests"] == 0
         await client.resume()
 
-        replies = await asyncio.gather(*(stream.finished() for stream in running))
-        for whole in replies:
-            assert whole["meta_info"]["finish_reason"] == {"type": "length", "length": LONG}
-            for span in whole["meta_info"]["weight_versions"]:
-                labels = {token % 2 for token in whole["output_ids"][span["start"] : span["end"]]}
-                assert labels == {["zero", "one"].index(span["version"])}
+        for stream, length in zip(asked, lengths, strict=True):
+            whole = await stream.finished()
+            ended = whole["meta_info"]["finish_reason"]
+            if mode == "abort":
+                assert ended["type"] == "abort"
+            else:
+                assert ended == {"type": "length", "length": length}
+            each_span_is_of_its_weights(whole)
         # Once they have finished, the flush that was refused succeeds.
-        await flushed(client, dialect)
+        await flushed(client, flavour.dialect)
+
+
+def each_span_is_of_its_weights(reply: Any) -> None:
+    for span in reply["meta_info"]["weight_versions"]:
+        labels = {token % 2 for token in reply["output_ids"][span["start"] : span["end"]]}
+        assert labels == {["zero", "one"].index(span["version"])}
 
 
 @with_pairs("mode, asked", [(mode, asked) for mode in MODES for asked in (None, *MODES)])
@@ -143,7 +158,7 @@ async def test_a5_a_pause_that_arrives_while_an_update_waits(
     await shows(served, b)
 
 
-@in_both_dialects
+@in_every_flavour
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a17_the_gate_is_where_the_client_left_it(
@@ -167,48 +182,53 @@ async def test_a17_the_gate_is_where_the_client_left_it(
         assert (await client.get("/ready"))[0] == 200
 
 
+@in_every_flavour
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("mode", MODES)
-async def test_a18_rejected_at_once_while_paused(served: Served, b: Path, mode: str) -> None:
-    client = served.client
-    await client.pause(mode)
-    for prompt in PROMPTS[:3]:
-        answer = await client.post("/generate", input_ids=prompt)
-        refusal(served.dialect, "paused", answer, reports_success=False)
-    await client.update(b)
-    status, _ = await client.post("/generate", input_ids=PROMPTS[0])
-    assert status == 503
-    await client.resume()
-
-    assert (await client.greedy(PROMPTS[:3], NEW_TOKENS)) == (await fresh(b)).tokens[:3]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a18_held_while_paused_and_served_once_by_the_new_weights(
-    holding: tuple[str, ServerProcess], labelled: list[Path], mode: str
+async def test_a18_requests_that_come_while_paused(
+    served: Served, labelled: list[Path], route: str, mode: str
 ) -> None:
-    async with client_of(holding[1].base_url) as client, Streams(client) as streams:
-        await client.update(labelled[0], weight_version="zero")
-        await client.pause(mode)
-        held = [streams.start(prompt, 20) for prompt in PROMPTS[:3]]
-        await client.until_status(lambda status: status["http_requests"] == 3)
-        await client.update(labelled[1], weight_version="one")
-        assert all(stream.status is None for stream in held), "answered while paused"
+    """Turned back at once, or served once, and never by the weights of before."""
+    client, holds = served.client, served.flavour.while_paused == "hold"
+    await client.update(labelled[0], weight_version="zero")
+    await client.pause(mode)
+    async with Streams(client) as streams:
+        streamed = [streams.start(prompt, 20) for prompt in PROMPTS[:2]]
+        whole = asyncio.ensure_future(client.post("/generate", **generate_body(PROMPTS[2], 20)))
+        if holds:
+            await client.until_status(lambda status: status["http_requests"] == 3)
+        else:
+            refusal(served.dialect, "paused", await whole, reports_success=False)
+            for stream in streamed:
+                await stream.until(lambda stream: stream.status == 503)
+        status, _ = await deliver(client, route, Delivery(directory=labelled[1], version="one"))
+        assert status == 200
+        if holds:
+            assert not whole.done()
+            assert all(stream.status is None for stream in streamed), "answered while paused"
         assert (await client.get("/status"))[1]["in_flight"]["running"] == 0
         await client.resume()
-        for stream in held:
-            reply = await stream.finished()
-            assert {token % 2 for token in reply["output_ids"]} == {1}
+
+        replies = [(await whole)[1], *[await stream.finished() for stream in streamed if holds]]
+        if not holds:
+            replies = [await client.generate(prompt, 20) for prompt in PROMPTS[:3]]
+        assert len(replies) == 3
+        for reply in replies:
             versions = [span["version"] for span in reply["meta_info"]["weight_versions"]]
-            assert versions == ["one"]
-        assert (await client.get("/status"))[1]["http_requests"] == 0
+            assert (versions, len(reply["output_ids"])) == (["one"], 20)
+            each_span_is_of_its_weights(reply)
+    assert (await client.get("/status"))[1]["http_requests"] == 0
 
 
+@of_every_flavour("how", [("pause",), *((route,) for route in ROUTES)])
 async def test_a19_an_abort_ends_every_request_and_keeps_what_it_wrote(
-    holding: tuple[str, ServerProcess], labelled: list[Path]
+    labelled: list[Path], flavour: Flavour, how: str
 ) -> None:
-    """One that is streamed, one that is not, two in the queue, and one just accepted."""
-    async with client_of(holding[1].base_url) as client, Streams(client) as streams:
-        await client.update(labelled[0], weight_version="zero")
+    """One that is streamed, one that is not, two in the queue, and one just accepted.
+
+    ``how`` is a pause of its own, or what an update brings.
+    """
+    async with two_at_a_time(labelled, flavour) as client, Streams(client) as streams:
         stream = streams.start(PROMPTS[0], ENDLESS)
         running = asyncio.ensure_future(client.generate(PROMPTS[1], ENDLESS))
         await stream.has_tokens(3)
@@ -221,7 +241,13 @@ async def test_a19_an_abort_ends_every_request_and_keeps_what_it_wrote(
         assert await client.post("/submit", **body) == (202, {"request_id": "accepted"})
 
         before = stream.tokens
-        assert (await client.pause("abort"))["num_aborted_requests"] == 5
+        if how == "pause":
+            reply = await client.pause("abort")
+        else:
+            delivery = Delivery(directory=labelled[1], version="one", pause_mode="abort")
+            status, reply = await deliver(client, how, delivery)
+            assert status == 200
+        assert reply["num_aborted_requests"] == 5
         async with asyncio.timeout(LIMIT_S):
             streamed, *replies = await asyncio.gather(stream.finished(), running, *queued)
             status, accepted = await client.get(f"/result/accepted?timeout={LIMIT_S:g}")
@@ -229,12 +255,16 @@ async def test_a19_an_abort_ends_every_request_and_keeps_what_it_wrote(
             assert reply["meta_info"]["finish_reason"]["type"] == "abort"
             assert reply["meta_info"]["completion_tokens"] == len(reply["output_ids"]) < ENDLESS
             assert reply["meta_info"]["weight_version"] == "zero"
+            each_span_is_of_its_weights(reply)
         assert (status, accepted["state"]) == (200, "aborted")
         assert streamed["output_ids"][: len(before)] == before
         assert [reply["output_ids"] for reply in (*replies[1:], accepted)] == [[], [], []]
         in_flight = (await client.get("/status"))[1]["in_flight"]
         assert in_flight == {"running": 0, "waiting": 0, "holding_kv": 0}
-        await client.resume()
+        if how == "pause":
+            await client.resume()
+        else:
+            await client.update(labelled[0])
         # What was kept is what the same weights write again.
         again = await client.greedy(PROMPTS[:2], 8)
         for reply, tokens in zip((streamed, replies[0]), again, strict=True):

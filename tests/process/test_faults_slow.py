@@ -15,22 +15,26 @@ from hotswap.testing.asgi_call import AsgiCall
 from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
 from tests.process.failing import Gate, watched
 from tests.process.fresh import fresh
-from tests.process.http_client import Client, Streams
+from tests.process.http_client import Client, Streams, generate_body
 from tests.process.in_process import InProcess, load, serving
+from tests.process.served import Flavour, of_every_flavour
 from tests.process.slow_source import SlowStrategy
 from tests.process.told import flush_refused, refusal
+from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
 
 pytestmark = pytest.mark.process
 
 PROBES = ("/health", "/get_weight_version", "/status", "/ready", "/hotswap/v1/state")
-PINGS = 40
+PINGS = 20
 PATH = "/update_weights_from_disk"
 
 
 @asynccontextmanager
-async def updating(client: Client, **body: object) -> AsyncIterator[asyncio.Task[tuple[int, Any]]]:
+async def updating(
+    client: Client, route: str, directory: Path
+) -> AsyncIterator[asyncio.Task[tuple[int, Any]]]:
     """An update on its way; it has ended when the block has."""
-    task = asyncio.create_task(client.post(PATH, **body))
+    task = asyncio.ensure_future(deliver(client, route, Delivery(directory=directory)))
     try:
         yield task
     finally:
@@ -47,66 +51,102 @@ async def ping_everything(client: Client, state: str, *, dialect: str) -> None:
             status = reply.status_code
             body = {} if (path, dialect) == ("/health", "sglang") else reply.json()
             took.append(time.perf_counter() - began)
-            assert status == (503 if path == "/ready" and state == "updating" else 200)
+            assert status == (503 if path == "/ready" and state != "serving" else 200)
             if "state" in body:
                 assert body["state"] == state
             if "weight_update_count" in body:
                 assert body["weight_update_count"] == 0
-    assert sorted(took)[int(0.99 * len(took))] < 0.5
+    assert sorted(took)[int(0.99 * len(took)) - 1] < 0.5
 
 
-@pytest.mark.parametrize("dialect", ["gr", "sglang"])
-@pytest.mark.parametrize("where", ["opening", "reading"])
-async def test_a30_staging_serves_on(a: Path, b: Path, where: str, dialect: str) -> None:
-    gate = Gate()
+async def asked_while_paused(client: Client, flavour: Flavour) -> asyncio.Task[tuple[int, Any]]:
+    """A request that meets the closed gate: turned back at once, or on its way still."""
+    body = generate_body(PROMPTS[0], NEW_TOKENS)
+    asked = asyncio.ensure_future(client.post("/generate", **body))
+    if flavour.while_paused == "hold":
+        await client.until_status(lambda status: status["http_requests"] == 1)
+    else:
+        refusal(flavour.dialect, "paused", await asked, reports_success=False)
+    return asked
+
+
+@of_every_flavour(
+    "where, mode", [(where, mode) for mode in (None, *MODES) for where in ("reading", "opening")]
+)
+async def test_a30_staging_serves_on(
+    a: Path, b: Path, flavour: Flavour, where: str, mode: str | None
+) -> None:
+    """As long as nobody has paused; and a pause is seen as one.
+
+    What is loaded directly is read while it is written.
+    """
+    gate, dialect = Gate(), flavour.dialect
+    writes = (flavour.load_mode, where) == ("direct", "reading")
+    state = "updating" if writes else "paused" if mode else "serving"
     slow = SlowStrategy(**{where: gate})
-    async with (
-        serving(load(a), strategies={"disk": slow}, dialect=dialect) as server,
-        updating(server.client, model_path=str(b)) as update,
-    ):
-        try:
-            await gate.reached()
-            await ping_everything(server.client, "serving", dialect=dialect)
-            tokens = (await fresh(a)).tokens
-            assert (await server.client.generate(PROMPTS[0], NEW_TOKENS))["output_ids"] == tokens[0]
-            assert not update.done()
-        finally:
-            gate.open()
-        assert (await update)[0] == 200
-        assert_equal(await Evidence.of(server.client), await fresh(b))
+    tokens = [(await fresh(directory)).tokens[0] for directory in (a, b)]
+    async with serving(load(a), strategies={"disk": slow}, **flavour.settings) as server:
+        client = server.client
+        if mode is not None:
+            await client.pause(mode)
+        async with updating(client, PATH, b) as update:
+            try:
+                await gate.reached()
+                await ping_everything(client, state, dialect=dialect)
+                if state == "serving":
+                    seen = await client.generate(PROMPTS[0], NEW_TOKENS)
+                    assert seen["output_ids"] == tokens[0]
+                if mode is not None:
+                    asked = await asked_while_paused(client, flavour)
+                assert not update.done()
+            finally:
+                gate.open()
+            assert (await update)[0] == 200
+        await client.resume()
+        if mode is not None and flavour.while_paused == "hold":
+            assert (await asked)[1]["output_ids"] == tokens[1]
+        assert_equal(await Evidence.of(client), await fresh(b))
 
 
-@pytest.mark.parametrize("dialect", ["gr", "sglang"])
-@pytest.mark.parametrize("mode", ["staged", "direct"])
-async def test_a30_writing_is_seen_as_updating(a: Path, b: Path, mode: str, dialect: str) -> None:
+@of_every_flavour("mode", [(mode,) for mode in (None, *MODES)])
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a30_writing_is_seen_as_updating(
+    a: Path, b: Path, route: str, flavour: Flavour, mode: str | None
+) -> None:
     """The engine's thread stands still in the middle of the weights."""
-    gate = Gate()
+    gate, dialect = Gate(), flavour.dialect
     loaded = watched(load(a), before_write=lambda at: gate.wait() if at == 5 else None)
     async with (
-        serving(loaded, load_mode=mode, dialect=dialect) as server,
-        updating(server.client, model_path=str(b)) as update,
+        serving(loaded, **flavour.settings) as server,
         Streams(server.client) as streams,
     ):
-        try:
-            await gate.reached()
-            await ping_everything(server.client, "updating", dialect=dialect)
-            ready = (await server.client.get("/ready"))[1]
-            assert ready["reasons"] == ["paused"]
-            asked = streams.start(PROMPTS[0], NEW_TOKENS)
-            # Commands queue up and are answered once they can be.
-            late = asyncio.create_task(server.client.post("/pause_generation", mode="retract"))
-            await flush_refused(server.client, dialect, code="busy")
-            assert not update.done()
-            assert asked.tokens == []
-        finally:
-            gate.open()
-        assert (await update)[0] == 200
+        client = server.client
+        if mode is not None:
+            await client.pause(mode)
+        async with updating(client, route, b) as update:
+            try:
+                await gate.reached()
+                await ping_everything(client, "updating", dialect=dialect)
+                ready = (await client.get("/ready"))[1]
+                assert ready["reasons"] == ["paused"]
+                asked = streams.start(PROMPTS[0], NEW_TOKENS)
+                # Commands queue up and are answered once they can be.
+                late = asyncio.create_task(client.post("/pause_generation", mode="retract"))
+                await flush_refused(client, dialect, code="busy")
+                assert not update.done()
+                assert asked.tokens == []
+            finally:
+                gate.open()
+            assert (await update)[0] == 200
         assert (await late)[0] == 200
-        await server.client.resume()
+        await client.resume()
+        await asked.until(lambda stream: stream.ended)
         wanted = (await fresh(b)).tokens[0]
-        if asked.status is None or asked.status == 200:
+        if asked.status == 200:
             assert (await asked.finished())["output_ids"] == wanted
-        assert_equal(await Evidence.of(server.client), await fresh(b))
+        else:
+            assert (asked.status, flavour.while_paused) == (503, "reject")
+        assert_equal(await Evidence.of(client), await fresh(b))
 
 
 @pytest.mark.parametrize("dialect", ["gr", "sglang"])

@@ -19,11 +19,12 @@ from hotswap.plugins import load_plugins
 from hotswap.settings import Settings
 from hotswap.testing.fake_commands import FakeCommands
 from hotswap.testing.scripted_engine import ScriptedEngine
+from hotswap.types import PauseMode
 from tests.process.http_client import Client
 
 __all__ = ["DRIVERS", "MODES", "ROUTES", "Delivery", "deliver", "update_routes"]
 
-MODES = ("abort", "retract", "in_place", "wait")
+MODES = tuple(mode.value for mode in PauseMode)
 """Every pause mode on the wire."""
 
 
