@@ -26,6 +26,7 @@ from hotswap.attempt import Attempt, Phase, UpdateNews
 from hotswap.change_lines import fields_of, line_of
 from hotswap.command_queue import CommandQueue, Entry
 from hotswap.counters import Counters, outcome_of
+from hotswap.coverage import Coverage
 from hotswap.drain import Drain
 from hotswap.errors import IllegalCommand, ShuttingDown
 from hotswap.fetch import PreRead
@@ -117,6 +118,7 @@ class Controller:
             stamp=stamp or WeightStamp(),
             window=self.writes,
         )
+        self.coverage: Coverage = self._pipeline.coverage
 
     def __repr__(self) -> str:
         return f"<Controller {self.machine.state} {self.stamp}>"
@@ -300,6 +302,7 @@ class Controller:
         names, _ = await self._stopped.run(
             Command.RESET, work, mode=PauseMode.IN_PLACE, failed=Outcome.TORN
         )
+        self.coverage.clear()
         return names
 
     async def _update(self, attempt: Attempt) -> UpdateReport:

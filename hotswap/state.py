@@ -146,6 +146,7 @@ class Situation:
     """What guards and outcomes may look at besides the facts.
 
     ``pauses_itself``: the swap brings a pause mode for requests in flight.
+    ``full_coverage``: every weight is new after it; ``chunk``: or after others like it.
     ``releases`` are the tags that a sleep releases or a wake brings back;
     ``restored``: the wake brought the released weights back from a copy.
     """
@@ -154,6 +155,7 @@ class Situation:
     holding_kv: int = 0
     pauses_itself: bool = False
     full_coverage: bool = True
+    chunk: bool = False
     mode: PauseMode = PauseMode.ABORT
     releases: frozenset[str] = frozenset()
     restored: bool = False
@@ -183,7 +185,7 @@ WEIGHTS_RESIDENT = Guard(
 )
 WHOLE_OR_FULL = Guard(
     name="whole_or_full",
-    passes=lambda facts, now: facts.weights is Weights.WHOLE or now.full_coverage,
+    passes=lambda facts, now: facts.weights is Weights.WHOLE or now.full_coverage or now.chunk,
     hint="the weights are not whole and this update covers only a part of them; send a full update",
 )
 IDLE_OR_PAUSES = Guard(
@@ -271,8 +273,7 @@ def _after_done(facts: Facts, command: Command, now: Situation) -> Facts:
         case Command.FLUSH | Command.RELABEL:
             return facts
         case Command.UPDATE | Command.SWAP | Command.RESET:
-            spoilt = command is Command.RESET
-            return replace(facts, weights=Weights.TORN if spoilt else Weights.WHOLE)
+            return replace(facts, weights=_written(facts.weights, command, now))
         case Command.SLEEP:
             return replace(
                 facts,
@@ -281,6 +282,13 @@ def _after_done(facts: Facts, command: Command, now: Situation) -> Facts:
             )
         case Command.WAKE:
             return _after_wake(facts, now)
+
+
+def _written(weights: Weights, command: Command, now: Situation) -> Weights:
+    if command is Command.RESET:
+        return Weights.TORN
+    # A chunk that others have to follow leaves them as whole or torn as they were.
+    return weights if now.chunk and not now.full_coverage else Weights.WHOLE
 
 
 def _released(weights: Weights) -> Weights:

@@ -187,7 +187,9 @@ class Update:
     ``pause_mode`` is how a swap on a serving engine meets requests in flight:
     None refuses beside them, ``retract`` or ``in_place`` lets them live through
     it, ``abort`` is what the wire calls ``abort_all_requests``.
-    ``options`` carries what only the named strategy understands.
+    ``options`` carries what only the named strategy understands. A ``chunk`` is a partial
+    update that others complete: weights that are not whole take it too, and are whole
+    when chunks have covered all of them.
     """
 
     source: str
@@ -199,6 +201,7 @@ class Update:
     flush_cache: bool = True
     pause_mode: PauseMode | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    chunk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from hotswap.attempt import Attempt, Phase
 from hotswap.command_queue import CommandQueue, OneAtATime
+from hotswap.coverage import Coverage
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
 from hotswap.reconcile import reconcile
@@ -67,7 +68,9 @@ class UpdatePipeline:
         self._pre_read = pre_read
         self._window = window
         self._staging = OneAtATime(wait_s=queue.wait_s)
-        self._reserve = Reserve(len(engine.manifest().tensors))
+        names = engine.manifest().names
+        self._reserve = Reserve(len(names))
+        self.coverage: Coverage = Coverage(names)
         self._stopping: PauseMode | None = None
         self.stamp: WeightStamp = stamp
         self.last_report: UpdateReport | None = None
@@ -86,7 +89,31 @@ class UpdatePipeline:
             self._machine.check(attempt.command, self._situation(update))
         await run_pre_read(self._pre_read, update)
         run = self._run_direct if update.mode is LoadMode.DIRECT else self._run_staged
-        return await run(attempt, strategy)
+        try:
+            return await run(attempt, strategy)
+        except UpdateRejected as error:
+            if update.chunk and self.coverage.begun:
+                await self.give_up(str(error))
+            raise
+
+    async def give_up(self, reason: str) -> None:
+        """A chunk of a push that has written others will not come: the weights are not whole.
+
+        A no-op while no push is begun. Requests in flight are parked. Raises: Busy.
+        """
+        with await self._queue.enter(Command.UPDATE):
+            if not self.coverage.begun or not self._machine.facts.weights.resident:
+                return
+            _log.warning("%r ends here, the weights are not whole: %s", self.coverage, reason)
+            command = update_command(self._machine.facts)
+            now = Situation(pauses_itself=True, chunk=True)
+            self._machine.begin(command, now)
+            try:
+                if command is Command.SWAP:
+                    await self._pause(PauseMode.RETRACT)
+            finally:
+                self.coverage.clear()
+                await uninterrupted(self._settle(Outcome.TORN, now))
 
     async def _run_staged(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
         """Hold every byte in host memory, let the source go, and only then pause."""
@@ -138,7 +165,7 @@ class UpdatePipeline:
         attempt.enter(Phase.QUEUED)
         with await self._queue.enter(attempt.command):
             attempt.enter(Phase.COMMITTING)
-            now = self._situation(attempt.update)
+            now = self._situation(attempt.update, plan)
             attempt.command = update_command(self._machine.facts)
             self._machine.begin(attempt.command, now)
             try:
@@ -205,6 +232,7 @@ class UpdatePipeline:
             outcome = outcome_after(error)
             raise
         finally:
+            self._count(attempt.update, plan, outcome)
             await self._settle(outcome, now)
         self.last_report = attempt.result = attempt.report(plan, stamp)
         return self.last_report
@@ -213,13 +241,23 @@ class UpdatePipeline:
         self._machine.finish(outcome, now)
         await reconcile(self._engine, self._machine)
 
-    def _situation(self, update: Update) -> Situation:
+    def _count(self, update: Update, plan: Plan, outcome: Outcome) -> None:
+        if outcome is Outcome.DONE and update.chunk:
+            self.coverage.add(plan)
+        elif outcome is Outcome.TORN or (outcome is Outcome.DONE and update.scope is Scope.FULL):
+            self.coverage.clear()
+
+    def _situation(self, update: Update, plan: Plan | None = None) -> Situation:
         in_flight = self._engine.in_flight
+        full = update.scope is Scope.FULL
+        if update.chunk and plan is not None:
+            full = self.coverage.completed_by(plan)
         return Situation(
             in_flight=in_flight.total,
             holding_kv=in_flight.holding_kv,
             pauses_itself=update.pause_mode is not None,
-            full_coverage=update.scope is Scope.FULL,
+            full_coverage=full,
+            chunk=update.chunk,
         )
 
     def _next_stamp(self, update: Update) -> WeightStamp:

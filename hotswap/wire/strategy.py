@@ -56,6 +56,7 @@ def push_update(
         flush_cache=flush_cache,
         pause_mode=pause_mode,
         options={_SENT: sent},
+        chunk=scope is Scope.PARTIAL,
     )
 
 

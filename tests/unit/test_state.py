@@ -73,7 +73,8 @@ def expected_refusal(facts: Facts, command: Command, now: Situation) -> type[Com
     if command in (C.UPDATE, C.RESET):
         if facts.weights in (Weights.RELEASED, Weights.RELEASED_TORN):
             return IllegalCommand
-        if command is C.UPDATE and facts.weights is not Weights.WHOLE and not now.full_coverage:
+        whole = facts.weights is Weights.WHOLE
+        if command is C.UPDATE and not (whole or now.full_coverage or now.chunk):
             return IllegalCommand
     return None
 
@@ -89,7 +90,8 @@ def expected_after(facts: Facts, command: Command, outcome: Outcome, now: Situat
     if command is C.RESUME:
         return replace(facts, gate=None)
     if command in (C.UPDATE, C.SWAP):
-        return replace(facts, weights=Weights.WHOLE)
+        others_follow = now.chunk and not now.full_coverage
+        return facts if others_follow else replace(facts, weights=Weights.WHOLE)
     asleep = command is C.SLEEP
     if "kv_cache" in now.releases:
         facts = replace(facts, kv=Kv.RELEASED if asleep else Kv.RESIDENT)

@@ -1,0 +1,138 @@
+"""Chunks pushed without a session: they add up, and one that is lost leaves nothing mixed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotswap.controller import Controller
+from hotswap.errors import IllegalCommand, UpdateFailed, UpdateRejected
+from hotswap.state import Facts, State, Weights
+from hotswap.testing.module_engine import ModuleEngine
+from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
+from hotswap.types import LoadMode, PauseMode, Scope
+from hotswap.wire import PUSHED, PushStrategy
+from tests.unit.wire.test_push import Server
+
+STATE = tiny_state(4)
+NAMES = list(STATE)
+BAD = {"embed.weight": torch.zeros(3)}
+
+
+def chunk(*numbers: int) -> dict[str, torch.Tensor]:
+    return {NAMES[number]: STATE[NAMES[number]] for number in numbers}
+
+
+async def paused() -> Server:
+    server = Server(TinyModel())
+    await server.controller.pause(PauseMode.ABORT)
+    return server
+
+
+def state_of(server: Server) -> State:
+    return server.controller.machine.state
+
+
+async def test_chunks_are_counted_until_they_cover_everything() -> None:
+    server = await paused()
+    coverage = server.controller.coverage
+    assert (coverage.covered, coverage.of, coverage.begun) == (0, len(NAMES), False)
+    for number in range(len(NAMES) - 1):
+        await server.push(chunk(number))
+        assert coverage.covered == number + 1
+    assert repr(coverage) == f"<Coverage {len(NAMES) - 1} of {len(NAMES)}>"
+    await server.push(chunk(len(NAMES) - 1))
+    assert (coverage.covered, coverage.begun) == (0, False)
+    assert state_of(server) is State.PAUSED
+
+
+async def test_the_same_chunk_twice_counts_once() -> None:
+    server = await paused()
+    for _ in range(2):
+        await server.push(chunk(0, 1))
+    assert server.controller.coverage.covered == 2
+
+
+async def test_a_bad_first_chunk_changes_nothing() -> None:
+    server = await paused()
+    with pytest.raises(UpdateRejected):
+        await server.push(BAD)
+    assert server.controller.machine.facts.weights is Weights.WHOLE
+    await server.controller.resume()
+    assert state_of(server) is State.SERVING
+
+
+async def test_a_bad_chunk_after_a_good_one_leaves_the_weights_not_whole() -> None:
+    server = await paused()
+    await server.push(chunk(0), version="2")
+    epoch = server.controller.stamp.epoch
+    with pytest.raises(UpdateRejected, match="wrong shape"):
+        await server.push(BAD, version="3")
+    assert state_of(server) is State.INVALID
+    assert "weights_not_whole" in server.controller.not_ready_reasons()
+    assert (server.controller.stamp.version, server.controller.stamp.epoch) == ("2", epoch)
+    with pytest.raises(IllegalCommand, match="send a full update first"):
+        await server.controller.resume()
+
+
+async def test_later_chunks_make_them_whole_again_and_earlier_ones_do_not_count() -> None:
+    server = await paused()
+    await server.push(chunk(0))
+    with pytest.raises(UpdateRejected):
+        await server.push(BAD)
+    assert server.controller.coverage.covered == 0
+    for number in range(1, len(NAMES)):
+        await server.push(chunk(number))
+        assert state_of(server) is State.INVALID
+    await server.push(chunk(0))
+    assert state_of(server) is State.PAUSED
+    await server.controller.resume()
+    assert state_of(server) is State.SERVING
+
+
+async def test_a_full_push_makes_them_whole_at_once() -> None:
+    server = await paused()
+    await server.push(chunk(0))
+    with pytest.raises(UpdateRejected):
+        await server.push(BAD)
+    await server.push(STATE, scope=Scope.FULL)
+    assert state_of(server) is State.PAUSED
+    assert not server.controller.coverage.begun
+
+
+async def test_a_serving_server_stops_when_a_push_breaks_off() -> None:
+    server = Server(TinyModel())
+    await server.push(chunk(0))
+    assert state_of(server) is State.SERVING
+    with pytest.raises(UpdateRejected):
+        await server.push(BAD)
+    assert state_of(server) is State.INVALID
+
+
+async def test_a_chunk_that_tears_the_weights_begins_the_count_again() -> None:
+    failing = {"now": False}
+    server = Server(TinyModel(), fails=lambda at: failing["now"] and at is not None)
+    await server.controller.pause(PauseMode.ABORT)
+    await server.push(chunk(0))
+    failing["now"] = True
+    with pytest.raises(UpdateFailed):
+        await server.push(chunk(1), mode=LoadMode.DIRECT)
+    failing["now"] = False
+    assert server.controller.coverage.covered == 0
+    assert state_of(server) is State.INVALID
+    await server.push({name: STATE[name] for name in NAMES})
+    assert state_of(server) is State.PAUSED
+
+
+async def test_weights_that_were_never_loaded_are_loaded_by_chunks() -> None:
+    engine = ModuleEngine(tiny_target(TinyModel()))
+    server = Server(TinyModel())
+    server.engine = engine
+    server.controller = Controller(
+        engine, strategies={PUSHED: PushStrategy()}, facts=Facts(weights=Weights.NEVER_LOADED)
+    )
+    half = len(NAMES) // 2
+    await server.push(chunk(*range(half)))
+    assert server.controller.machine.facts.weights is Weights.NEVER_LOADED
+    await server.push(chunk(*range(half, len(NAMES))))
+    assert state_of(server) is State.SERVING
