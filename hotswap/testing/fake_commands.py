@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from hotswap.attempt import UpdateNews
+from hotswap.coverage import Coverage
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
 from hotswap.write_window import WriteWindow
@@ -63,6 +64,7 @@ class FakeCommands:
     machine: Machine = field(default_factory=Machine)
     stamp: WeightStamp = field(default_factory=WeightStamp)
     last_update: UpdateReport | None = None
+    coverage: Coverage = field(default_factory=lambda: Coverage(("a", "b")))
     counters: FakeCounters = field(default_factory=FakeCounters)
     admission: FakeAdmission = field(default_factory=FakeAdmission)
     writes: WriteWindow = field(default_factory=lambda: WriteWindow(wait_s=30.0))

@@ -142,10 +142,11 @@ def _cannot_publish(
     dtypes = {tensors[name].dtype: None for name in refused if tensors[name].dtype not in taken}
     seen = f"the fixture publish raised {on_one_line(error)}"
     if dtypes and taken:
+        kept = ", ".join(map(str, taken)) + ("," if len(taken) == 1 else "")
         return (
             f"{seen}, and it does so for every tensor of {listed(dtypes)}; if the source cannot "
             "hold these, say in the class which dtypes it can hold: "
-            f"dtypes = ({', '.join(map(str, taken))},)"
+            f"dtypes = ({kept})"
         )
     if refused and taken:
         shapes = listed(spec_of(name, tensors[name]) for name in refused)

@@ -184,8 +184,9 @@ class StrategyTests(DeliveryTests, suite=True):
         async def written() -> tuple[list[str], Exception | None]:
             failure: Exception | None = None
             async with self._stage(strategy, source) as stage:
-                before = Holdings.now()
                 take_away(source)
+                # From here on: what is mapped has got another name.
+                before = Holdings.now()
                 with watching() as watch:
                     try:
                         await read_everything(stage)

@@ -20,7 +20,7 @@ from hotswap.testing.delivered import dense
 from hotswap.types import Bucket, Manifest, Payload, Placement, TensorSpec, Update
 from hotswap.uninterrupted import on_worker_thread
 from tests.unit.testing.file_strategy import FilePayload, FileStage, FileStrategy
-from tests.unit.testing.planted_strategies import broken, broken_stage
+from tests.unit.testing.planted_strategies import LEFT_BEHIND, broken, broken_stage
 
 __all__: list[str] = []
 
@@ -251,54 +251,69 @@ class LeavesAThread(FileStrategy):
         threading.Thread(target=self.end.wait, name="watches the source", daemon=True).start()
 
 
-@broken(
+class Holding(FileStage):
+    """Holds something besides files; ``let_go`` gives it back."""
+
+    def let_go(self) -> None:
+        """Nothing, here."""
+
+
+def keeps(kind: type[Holding]) -> type[FileStrategy]:
+    """A strategy that does not let go after an update that went well."""
+
+    class Keeps(FileStrategy):
+        @asynccontextmanager
+        async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
+            stage = kind(update, placement)
+            letting_go = [stage]
+            try:
+                await on_worker_thread(stage.load)
+                yield stage
+                LEFT_BEHIND.append(letting_go.pop().let_go)
+            finally:
+                stage.close()
+                for one in letting_go:
+                    one.let_go()
+
+    return Keeps
+
+
+class Mapped(Holding):
+    mapped: mmap.mmap | None = None
+
+    def load(self) -> None:
+        super().load()
+        with (self.source / "index.json").open("rb") as file:
+            self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def let_go(self) -> None:
+        if self.mapped is not None:
+            self.mapped.close()
+
+
+class Watched(Holding):
+    process: subprocess.Popen[bytes] | None = None
+
+    def load(self) -> None:
+        super().load()
+        # It ends when its input does.
+        self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def let_go(self) -> None:
+        if self.process is not None:
+            self.process.communicate()
+
+
+broken(
     "a file stays mapped after an update",
     "test_leaving_gives_every_handle_back",
     says=r"mapping of .*index\.json",
-)
-class StaysMapped(FileStrategy):
-    def __init__(self) -> None:
-        self.mapped: list[mmap.mmap] = []
-
-    @asynccontextmanager
-    async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
-        async with super().open(update, placement) as stage:
-            self.mapped.append(await on_worker_thread(mapped, Path(update.source, "index.json")))
-            try:
-                yield stage
-            except BaseException:
-                self.mapped.pop().close()
-                raise
-
-
-def mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-@broken(
+)(keeps(Mapped))
+broken(
     "a process goes on after an update",
     "test_leaving_gives_every_handle_back",
     says=r"child process \d+",
-)
-class LeavesAProcess(FileStrategy):
-    def __init__(self) -> None:
-        self.left: list[subprocess.Popen[bytes]] = []
-
-    def __del__(self) -> None:
-        for process in self.left:
-            process.communicate()
-
-    @asynccontextmanager
-    async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
-        async with super().open(update, placement) as stage:
-            yield stage
-        # It ends when its input does.
-        self.left.append(await on_worker_thread(waiting_process))
-
-
-def waiting_process() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+)(keeps(Watched))
 
 
 @broken_stage(

@@ -8,10 +8,13 @@ from hotswap.seams import LoadStrategy
 from tests.unit.testing.file_strategy import FileStage, FileStrategy
 from tests.unit.testing.planting import Planted
 
-__all__ = ["BROKEN", "VICTIM", "broken", "broken_stage"]
+__all__ = ["BROKEN", "LEFT_BEHIND", "VICTIM", "broken", "broken_stage"]
 
 BROKEN: dict[str, Planted[LoadStrategy]] = {}
 """What is wrong -> the strategy. The modules ``broken_*`` fill it."""
+
+LEFT_BEHIND: list[Callable[[], None]] = []
+"""What gives back, once a test is over, that which a strategy has kept on purpose."""
 
 VICTIM = "layers.1.float32"
 """The tensor that is hurt."""

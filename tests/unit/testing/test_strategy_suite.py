@@ -1,6 +1,7 @@
 """The suite of load strategies passes a correct one, and finds each fault by its name."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,17 @@ from hotswap.seams import LoadStrategy
 from hotswap.testing import Publish, StrategyTests, run_suite
 from tests.unit.testing import broken_deliveries, broken_holdings
 from tests.unit.testing.file_strategy import FileStrategy, publisher
-from tests.unit.testing.planted_strategies import BROKEN
+from tests.unit.testing.planted_strategies import BROKEN, LEFT_BEHIND
 from tests.unit.testing.planting import explained
 
 assert broken_deliveries.__all__ == broken_holdings.__all__ == []  # they have filled BROKEN
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    yield
+    while LEFT_BEHIND:
+        LEFT_BEHIND.pop()()
 
 
 class TestFileStrategy(StrategyTests):
