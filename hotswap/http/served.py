@@ -11,6 +11,7 @@ import torch
 from starlette.requests import Request
 
 from hotswap.attempt import UpdateNews
+from hotswap.coverage import Coverage
 from hotswap.http.dialect import Dialect, dialect_of, generate_limit_s
 from hotswap.http.errors import NotFound
 from hotswap.http.event_stream import STALL_S
@@ -98,6 +99,11 @@ class Commands(Protocol):
     @property
     def last_update(self) -> UpdateReport | None:
         """The newest successful update."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage:
+        """How far the chunks of a push have come."""
         ...
 
     @property

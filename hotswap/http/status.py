@@ -26,14 +26,16 @@ def not_ready(serving: Served) -> list[str]:
 
 
 def weights_body(serving: Served) -> dict[str, object]:
-    """Which weights are live, and what the last update cost."""
+    """Which weights are live, what the last update cost, how far chunks of a push have come."""
     stamp, last = serving.commands.stamp, serving.commands.last_update
+    coverage = serving.commands.coverage
     return {
         "weight_version": stamp.version,
         "token_step": stamp.token_step,
         "weight_update_count": stamp.update_count,
         "weight_epoch": stamp.epoch,
         "last_weight_update_ms": None if last is None else last.elapsed_ms,
+        "coverage": {"covered": coverage.covered, "of": coverage.of} if coverage.begun else None,
     }
 
 

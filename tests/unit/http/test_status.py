@@ -3,9 +3,11 @@ from typing import Any
 import pytest
 
 from hotswap import __version__
+from hotswap.coverage import Coverage
 from hotswap.state import Facts, Machine, Weights
 from hotswap.testing.scripted_engine import ScriptedEngine
-from hotswap.types import PauseMode, WeightStamp
+from hotswap.testing.tiny_modules import TinyModel, tiny_target
+from hotswap.types import Manifest, PauseMode, Scope, WeightStamp
 
 WEIGHTS = {
     "weight_version": None,
@@ -13,6 +15,7 @@ WEIGHTS = {
     "weight_update_count": 0,
     "weight_epoch": 0,
     "last_weight_update_ms": None,
+    "coverage": None,
 }
 FACTS = {"gate": None, "weights": "whole", "kv": "resident", "busy": "nothing"}
 
@@ -119,7 +122,19 @@ async def test_status_after_an_update(serving: Any) -> None:
         "weight_update_count": 1,
         "weight_epoch": 1,
         "last_weight_update_ms": 12.25,
+        "coverage": None,
     }
+
+
+async def test_status_between_the_chunks_of_a_push(serving: Any) -> None:
+    target = tiny_target(TinyModel())
+    coverage = serving.commands.coverage = Coverage(target.manifest().names)
+    two = [target.manifest()[name] for name in ("mean", "steps")]
+    coverage.add(target.plan(Manifest.of(two), Scope.PARTIAL))
+
+    for path in ("/status", "/hotswap/v1/state"):
+        _, reply = await serving.json("GET", path)
+        assert reply["weights"]["coverage"] == {"covered": 2, "of": 13}
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
