@@ -7,7 +7,9 @@ checkpoint of that version; until the step's update it shows the version before.
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,9 +35,15 @@ Seen = tuple[dict[str, str], list[list[int]]]
 
 
 @pytest.fixture(scope="module")
-def server(a: Path) -> Iterator[ServerProcess]:
-    """As slime finds it, and with one thread for pulls."""
-    arguments = ("--dialect", "sglang", "--pull-threads", "1")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pulls may write."""
+    return tmp_path_factory.mktemp("copies")
+
+
+@pytest.fixture(scope="module")
+def server(a: Path, copies: Path) -> Iterator[ServerProcess]:
+    """As slime finds it, with one thread for pulls and a place for copies."""
+    arguments = ("--dialect", "sglang", "--pull-threads", "1", "--local-root", str(copies))
     with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
         yield process
         assert process.exit_code is None, process.log
@@ -109,7 +117,7 @@ async def under_load(client: Client) -> AsyncIterator[list[Stream]]:
 
 
 async def seen(client: Client) -> Seen:
-    return await client.checksums(), await client.greedy(PROMPTS[:3], TOKENS)
+    return await client.checksums(), await client.greedy(PROMPTS[:2], TOKENS)
 
 
 async def fresh(directory: Path) -> Seen:
@@ -119,30 +127,32 @@ async def fresh(directory: Path) -> Seen:
 
 
 async def test_ten_versions_of_a_trainer_s_loop(
-    server: ServerProcess, a: Path, tmp_path: Path
+    server: ServerProcess, a: Path, tmp_path: Path, copies: Path
 ) -> None:
-    source, local = tmp_path / "source", tmp_path / "local"
+    source, local = tmp_path / "source", copies / "local"
     async with (
         client_of(server.base_url) as client,
         publisher(a, source, tmp_path / "expected") as trains,
-        under_load(client) as ended,
     ):
         trainer = Trainer(client, source, local)
-        await trainer.first_sync()
-        live = await fresh(a)
-        wholes = [live[0]]
-        for version in range(1, VERSIONS + 1):
-            expected = await trains.publish(version, ENCODINGS[version % len(ENCODINGS)])
-            await trainer.pull(version)
-            # The copy has moved, and what is served has not.
-            assert await client.checksums() == live[0]
-            await trainer.load(version)
-            before, live = live, await fresh(expected)
-            assert await seen(client) == live
-            assert before[0] != live[0]
-            wholes.append(live[0])
+        async with under_load(client) as ended:
+            await trainer.first_sync()
+            live = await fresh(a)
+            wholes = [live[0]]
+            for version in range(1, VERSIONS + 1):
+                expected = await trains.publish(version, ENCODINGS[version % len(ENCODINGS)])
+                await trainer.pull(version)
+                # The copy has moved, and what is served has not.
+                assert await client.checksums() == live[0]
+                await trainer.load(version)
+                before, live = live, await fresh(expected)
+                assert await seen(client) == live
+                assert before[0] != live[0]
+                wholes.append(live[0])
         assert [reply["mode"] for reply in trainer.replies] == ["seed", *["delta"] * VERSIONS]
         await pulls_and_updates_at_once(trainer, wholes)
+        await two_processes_of_one_host(trainer, a)
+        await pull_and_update_in_one_request(trainer, wholes)
     spans = [span for stream in ended for span in stream.meta["weight_versions"]]
     assert len({span["version"] for span in spans}) > 1
     assert {stream.meta["finish_reason"]["type"] for stream in ended} <= {"abort", "length"}
@@ -165,3 +175,37 @@ async def pulls_and_updates_at_once(trainer: Trainer, wholes: list[dict[str, str
     assert loaded
     await trainer.client.update(trainer.local, pause_mode="retract")
     assert await trainer.client.checksums() == wholes[10]
+
+
+async def two_processes_of_one_host(trainer: Trainer, base: Path) -> None:
+    """They wait for each other, and the second one finds it done."""
+    flags = {"--source": trainer.source, "--local": trainer.local, "--base": base, "--target": 5}
+    words = [str(word) for flag in flags.items() for word in flag]
+    other = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hotswap", "pull", *words, "--json"), stdout=asyncio.subprocess.PIPE
+    )
+    here, (told, _) = await asyncio.gather(trainer.pull(5), other.communicate())
+    assert other.returncode == 0
+    assert sorted([here["mode"], json.loads(told)["mode"]]) == ["noop", "reseed"]
+
+
+async def pull_and_update_in_one_request(trainer: Trainer, wholes: list[dict[str, str]]) -> None:
+    """The strategy delta-pull, whose copy is its own."""
+    for version in (7, 8, 0):
+        await trainer.client.update(
+            trainer.source,
+            strategy="delta-pull",
+            weight_version=str(version),
+            pause_mode="retract",
+        )
+        assert await trainer.client.checksums() == wholes[version]
+    status, reply = await trainer.client.post(
+        "/update_weights_from_disk",
+        model_path=str(trainer.source),
+        strategy="delta-pull",
+        weight_version="11",
+        pause_mode="retract",
+    )
+    assert (status, reply["success"], reply["retryable"]) == (400, False, True)
+    assert "weight_v000011" in reply["message"]
+    assert await trainer.client.checksums() == wholes[0]
