@@ -66,6 +66,11 @@ class Checkpoint:
         """
         with ExitStack() as undo:
             with Folder.open(directory, allowed=allowed) as folder:
+                if "config.json" not in folder.names():
+                    raise UpdateRejected(
+                        f"config.json: cannot be read from {folder.path}, which has none; put the "
+                        "model's beside the weights (for a module of your own {} will do)"
+                    )
                 config = folder.read_object("config.json")
                 generation = _read_if_there(folder, "generation_config.json")
                 layout = find_layout(folder)

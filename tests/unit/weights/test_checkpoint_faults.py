@@ -73,7 +73,9 @@ def test_config_has_to_be_one_object(tmp_path: Path, config: str, says: str) -> 
 
 def test_config_has_to_be_there(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(GOOD)
-    assert "config.json: cannot be read" in refused(tmp_path)
+    told = refused(tmp_path)
+    assert "config.json: cannot be read" in told
+    assert "put the model's beside the weights" in told
 
 
 def test_a_huge_json_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
