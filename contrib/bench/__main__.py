@@ -17,6 +17,7 @@ from contrib.bench import (
     memory,
     pull,
     pull_load,
+    stream_wire,
     token_gap,
     updates,
 )
@@ -32,6 +33,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "generation_swap": generation_swap.run,
     "pull": pull.run,
     "pull_load": pull_load.run,
+    "stream_wire": stream_wire.run,
 }
 
 

@@ -136,11 +136,15 @@ def _symbols(at: NDArray[np.int64], elements: int) -> Symbols:
     escape = escape_of(gap_width)
     gaps = np.diff(at, prepend=-1)
     gaps -= 1
-    if gaps.max() < escape:
+    far = np.flatnonzero(gaps >= escape)
+    if not len(far):
         return gaps.astype(f"<u{gap_width}")
-    escapes = gaps // escape
-    gaps -= escapes * escape
-    ends = np.cumsum(escapes)
+    # Few are far: a division for each gap would cost more than all the rest.
+    escapes = gaps[far] // escape
+    gaps[far] -= escapes * escape
+    ends = np.zeros(len(gaps), np.int64)
+    ends[far] = escapes
+    np.cumsum(ends, out=ends)
     ends += np.arange(len(gaps))
     symbols = np.full(int(ends[-1]) + 1, escape, f"<u{gap_width}")
     symbols[ends] = gaps

@@ -15,6 +15,7 @@ from hotswap.stream.gap_layout import Symbols
 __all__ = ["change_piece", "find_changes"]
 
 Words = NDArray[np.uint64]
+_GROUP = 4
 
 
 def find_changes(
@@ -22,22 +23,30 @@ def find_changes(
 ) -> int:
     """Fill ``at`` and ``values`` with the elements of ``bits`` bits that differ; how many.
 
-    ``at`` counts elements from the first; both have room for every element.
+    ``at`` counts elements from the first; both have room for every element and one more.
     """
     found = 0
     per_word = 64 // int(bits)
-    for word in range(len(old)):
-        change = old[word] ^ new[word]
-        if change == 0:
+    for group in range(0, len(old), _GROUP):
+        # Most groups are as they were, and a look at four words costs little more than at one.
+        last = min(group + _GROUP, len(old))
+        any_change = np.uint64(0)
+        for word in range(group, last):
+            any_change |= old[word] ^ new[word]
+        if any_change == 0:
             continue
-        for part in range(per_word):
-            value = change & mask
-            if value != 0:
+        for word in range(group, last):
+            change = old[word] ^ new[word]
+            if change == 0:
+                continue
+            for part in range(per_word):
+                # Written down in any case, counted if it is one: a branch would be guessed.
+                value = change & mask
                 at[found] = word * per_word + part
                 values[found] = value
-                found += 1
-            # In two steps, because a shift by all 64 bits is nothing that a processor knows.
-            change = (change >> (bits - np.uint64(1))) >> np.uint64(1)
+                found += value != 0
+                # In two steps: a shift by all 64 bits is nothing that a processor knows.
+                change = (change >> (bits - np.uint64(1))) >> np.uint64(1)
     return found
 
 
@@ -70,10 +79,10 @@ def change_piece(
         if first >= end:
             break
         for byte in range(width):
-            where = first + byte
-            if begin <= where < end:
-                piece[where - begin] ^= planes[byte, value]
-                word = (where - begin) // 8
+            where = first + byte - begin
+            if 0 <= where < len(piece):
+                piece[where] ^= planes[byte, value]
+                word = where >> 3
                 if word != last:
                     words[touched] = last = word
                     touched += 1

@@ -49,7 +49,7 @@ def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
     words = len(old) // WORD_BYTES
     whole = words * WORD_BYTES
     room = whole // width
-    at, values = np.empty(room, np.int64), np.empty(room, np.uint64)
+    at, values = np.empty(room + 1, np.int64), np.empty(room + 1, np.uint64)
     mask = np.uint64((1 << 8 * width) - 1)
     found = _compiled(gap_kernels.find_changes)(
         _fixed(old[:whole]).view("<u8"),

@@ -28,10 +28,11 @@ def plain_changes(old: Bytes, new: Bytes, width: int) -> Found:
     words = np.flatnonzero(old_words != new_words)
     change = (old_words[words] ^ new_words[words]).view(f"<u{width}")
     parts = np.flatnonzero(change)
-    per_word = WORD_BYTES // width
-    at = words[parts // per_word]
-    at *= per_word
-    at += parts % per_word
+    # A division for each would cost more than all the rest.
+    shift = (WORD_BYTES // width).bit_length() - 1
+    at = words[parts >> shift]
+    at <<= shift
+    at += parts & ((1 << shift) - 1)
     values = change[parts]
     if whole == len(old):
         return at, values
