@@ -90,6 +90,12 @@ async def test_a_bad_timeout_is_named(serving: Any, timeout: str) -> None:
     assert serving.commands.calls == []
 
 
+@pytest.mark.parametrize("body", [{"timeout": "soon"}, {"timeout": -1}, {"tags": [1]}])
+async def test_what_is_in_the_body_of_a_flush_changes_nothing(serving: Any, body: object) -> None:
+    assert (await serving.json("POST", "/flush_cache", json=body))[0] == 200
+    assert serving.commands.calls == ["flush"]
+
+
 async def test_flush_is_open_on_a_closed_server(serve: Any) -> None:
     serving = serve(allow_weight_update=False)
 
