@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from hotswap.attempt import Attempt, Phase
 from hotswap.command_queue import CommandQueue, OneAtATime
 from hotswap.coverage import Coverage
-from hotswap.errors import UpdateRejected
+from hotswap.errors import Busy, UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage
@@ -93,7 +93,10 @@ class UpdatePipeline:
             return await run(attempt, strategy)
         except UpdateRejected as error:
             if update.chunk and self.coverage.begun:
-                await self.give_up(str(error))
+                try:
+                    await self.give_up(str(error))
+                except Busy:
+                    _log.exception("%r stays as it is; send a full update", self.coverage)
             raise
 
     async def give_up(self, reason: str) -> None:

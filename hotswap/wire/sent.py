@@ -60,7 +60,7 @@ class NoStorageType:
     size_bytes: int = 0
 
 
-NoStorage = NoStorageType()
+NoStorage: NoStorageType = NoStorageType()
 """The only one of its kind."""
 
 Storage: TypeAlias = SharedStorage | CudaStorage | NoStorageType

@@ -17,8 +17,8 @@ from tests.unit.wire.audited import nothing_happens
 
 SMALL = Limits(payload_bytes=4096, held_bytes=100_000, opcodes=1000, stack=100, memo=100, depth=10)
 # A small part of the limits of a server, and of the 64 MiB that reading may take.
-PART = Limits(payload_bytes=2**20, held_bytes=2**20, opcodes=31_250, stack=3_125, memo=6_250)
-ROOM_BYTES = 2 * 2**20
+PART = Limits(payload_bytes=2**20, held_bytes=2**19, opcodes=10_000, stack=3_125, memo=6_250)
+ROOM_BYTES = 2**20
 
 BOMBS = {
     "opcodes": b"N" * 200_000 + b".",
@@ -121,3 +121,10 @@ def test_any_program_of_its_opcodes_is_read_or_refused(program: list[bytes]) -> 
             decode(b"".join(program) + b".")
         except PayloadRefused:
             return
+
+
+def test_a_long_text_is_refused_before_it_is_made() -> None:
+    """One wide character in it would make all of them wide."""
+    payload = b"X" + struct.pack("<I", 2**20 + 1) + b"a" * (2**20 + 1) + b"."
+    with pytest.raises(PayloadRefused, match="a text of 1048577 bytes, wanted at most 1048576"):
+        read(payload, Budget())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
+import anyio.lowlevel
 import pytest
 import torch
 
 from hotswap.controller import Controller
 from hotswap.errors import IllegalCommand, UpdateFailed, UpdateRejected
-from hotswap.state import Facts, State, Weights
+from hotswap.state import Command, Facts, State, Weights
 from hotswap.testing.module_engine import ModuleEngine
 from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
 from hotswap.types import LoadMode, PauseMode, Scope
@@ -136,3 +138,35 @@ async def test_weights_that_were_never_loaded_are_loaded_by_chunks() -> None:
     assert server.controller.machine.facts.weights is Weights.NEVER_LOADED
     await server.push(chunk(*range(half, len(NAMES))))
     assert state_of(server) is State.SERVING
+
+
+async def test_a_rejection_is_told_though_other_commands_go_on_for_too_long() -> None:
+    server = await paused()
+    server.controller = Controller(
+        server.engine,
+        strategies={PUSHED: PushStrategy()},
+        facts=Facts(gate=PauseMode.ABORT),
+        queue_wait_s=0.05,
+    )
+    await server.push(chunk(0))
+    with await server.controller.queue.enter(Command.PAUSE), pytest.raises(UpdateRejected):
+        await server.push(BAD)
+    assert server.controller.coverage.covered == 1
+
+
+async def test_a_push_that_has_ended_meanwhile_is_not_given_up() -> None:
+    server = await paused()
+    await server.push(chunk(0))
+    entry = await server.controller.queue.enter(Command.PAUSE)
+    async with anyio.create_task_group() as group:
+
+        async def bad() -> None:
+            with pytest.raises(UpdateRejected):
+                await server.push(BAD)
+
+        group.start_soon(bad)
+        while not server.controller.queue.waiting:  # the bad chunk's turn to give the push up
+            await anyio.lowlevel.checkpoint()
+        server.controller.coverage.clear()  # as a full update ahead of it does
+        entry.__exit__(None, None, None)
+    assert state_of(server) is State.PAUSED

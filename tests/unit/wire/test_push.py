@@ -14,7 +14,7 @@ from hotswap.controller import Controller
 from hotswap.errors import UpdateFailed, UpdateRejected
 from hotswap.testing.module_engine import ModuleEngine
 from hotswap.testing.tiny_modules import Q_ROWS, VOCAB, TinyModel, tiny_state, tiny_target
-from hotswap.types import LoadMode, Scope, Update, UpdateReport
+from hotswap.types import LoadMode, Placement, Scope, Update, UpdateReport
 from hotswap.wire import (
     FLATTENED,
     PUSHED,
@@ -224,3 +224,11 @@ async def test_an_update_without_a_payload_is_rejected() -> None:
     assert repr(PushStrategy()) == "<PushStrategy>"
     with pytest.raises(UpdateRejected, match="brings no tensors"):
         await server.controller.update(Update(source="x", strategy=PUSHED))
+
+
+async def test_a_stage_says_how_much_it_has() -> None:
+    with flattened_bucket([("mean", torch.zeros(4))]) as text:
+        sent = decode(payload_bytes(text), load_format=FLATTENED)
+        async with PushStrategy().open(push_update(sent), Placement()) as stage:
+            assert repr(stage) == "<_Pushed 1 tensors>"
+            assert stage.manifest.names == ("mean",)

@@ -79,6 +79,18 @@ def test_the_reference_is_given_back_and_the_segment_stays_its_owners(tmp_path: 
         assert users_of(path) == left
 
 
+def test_a_request_that_was_sent_twice_reads_on_when_the_other_has_ended(tmp_path: Path) -> None:
+    storage = a_segment(tmp_path, users=3)
+    written = (tmp_path / storage.name).stat().st_mtime_ns
+    again = a_list(w=sent(storage, 12))
+    with opened(again, directory=tmp_path) as payloads:
+        with opened(again, directory=tmp_path):
+            pass
+        assert torch.equal(value_of(payloads["w"]), DATA)
+    assert users_of(tmp_path / storage.name) == 1
+    assert (tmp_path / storage.name).stat().st_mtime_ns == written
+
+
 def test_it_is_given_back_after_a_failure(tmp_path: Path) -> None:
     storage = a_segment(tmp_path)
     with (
