@@ -15,38 +15,39 @@ from hotswap.stream.gap_layout import Symbols
 __all__ = ["change_piece", "find_changes"]
 
 Words = NDArray[np.uint64]
-_GROUP = 4
 
 
 def find_changes(
-    old: Words, new: Words, bits: np.uint64, mask: np.uint64, at: NDArray[np.int64], values: Words
+    old: Words,
+    new: Words,
+    bits: np.uint64,
+    mask: np.uint64,
+    hits: NDArray[np.int64],
+    at: NDArray[np.int64],
+    values: Words,
 ) -> int:
     """Fill ``at`` and ``values`` with the elements of ``bits`` bits that differ; how many.
 
-    ``at`` counts elements from the first; both have room for every element and one more.
+    ``at`` counts elements from the first. Both have room for every element and one more,
+    ``hits`` for every word and one more.
     """
+    # Written down in any case and counted if it is one: a branch would be guessed wrong.
+    different = 0
+    for word in range(len(old)):
+        hits[different] = word
+        different += old[word] != new[word]
     found = 0
     per_word = 64 // int(bits)
-    for group in range(0, len(old), _GROUP):
-        # Most groups are as they were, and a look at four words costs little more than at one.
-        last = min(group + _GROUP, len(old))
-        any_change = np.uint64(0)
-        for word in range(group, last):
-            any_change |= old[word] ^ new[word]
-        if any_change == 0:
-            continue
-        for word in range(group, last):
-            change = old[word] ^ new[word]
-            if change == 0:
-                continue
-            for part in range(per_word):
-                # Written down in any case, counted if it is one: a branch would be guessed.
-                value = change & mask
-                at[found] = word * per_word + part
-                values[found] = value
-                found += value != 0
-                # In two steps: a shift by all 64 bits is nothing that a processor knows.
-                change = (change >> (bits - np.uint64(1))) >> np.uint64(1)
+    for number in range(different):
+        word = hits[number]
+        change = old[word] ^ new[word]
+        for part in range(per_word):
+            value = change & mask
+            at[found] = word * per_word + part
+            values[found] = value
+            found += value != 0
+            # In two steps: a shift by all 64 bits is nothing that a processor knows.
+            change = (change >> (bits - np.uint64(1))) >> np.uint64(1)
     return found
 
 

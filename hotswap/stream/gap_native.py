@@ -56,6 +56,7 @@ def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
         _fixed(new[:whole]).view("<u8"),
         np.uint64(8 * width),
         mask,
+        np.empty(words + 1, np.int64),
         at,
         values,
     )
