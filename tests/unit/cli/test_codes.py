@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from hotswap import errors
+from hotswap import errors, stream
 from hotswap.cli.codes import ExitCode, exit_code_of
 from hotswap.cli.output import console_of, fail
 from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, StillPaused
@@ -22,6 +22,11 @@ from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, S
         (RequestRefused("x", status=401), ExitCode.FAILED),
         (NoAnswer("x"), ExitCode.NO_ANSWER),
         (NotReady("x"), ExitCode.NO_ANSWER),
+        (stream.SourceNotReady("x"), ExitCode.NO_ANSWER),
+        (stream.LocalBusy("x"), ExitCode.NO_ANSWER),
+        (stream.VersionMissing("x"), ExitCode.FAILED),
+        (stream.DiskFull("x"), ExitCode.FAILED),
+        (stream.LocalDamaged("x"), ExitCode.NOT_WHOLE),
         (errors.UpdateFailed("x"), ExitCode.NOT_WHOLE),
         (OutcomeUnknown("x"), ExitCode.UNKNOWN),
         (StillPaused("x"), ExitCode.STILL_PAUSED),
@@ -54,6 +59,20 @@ def test_an_error_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]
         "retryable": False,
         "exit_code": 4,
     }
+
+
+def test_an_error_of_a_pull_says_what_is_still_there(capsys: pytest.CaptureFixture[str]) -> None:
+    error = stream.VersionMissing("version 2 is missing")
+    error.local_version = 1
+    assert fail("pull", error, as_json=True) is ExitCode.FAILED
+    shown = json.loads(capsys.readouterr().out)["error"]
+    assert (shown["class"], shown["local_version"], shown["weights"]) == (
+        "VersionMissing",
+        1,
+        "untouched",
+    )
+    assert fail("pull", KeyboardInterrupt(), as_json=True) is ExitCode.INTERRUPTED
+    assert "local_version" not in json.loads(capsys.readouterr().out)["error"]
 
 
 class Terminal(io.StringIO):
