@@ -6,6 +6,7 @@ Rule: each tensor is read once, changed and verified in memory, and written once
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -13,10 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hotswap.stream.apply import Fold, blame, bytes_of, fold
+import numpy as np
+
+from hotswap.stream.apply import Fold, blame, fold
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.disk import Disk
+from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import SourceNotReady
 from hotswap.stream.layout import INDEX
 from hotswap.stream.parallel import Task, run_all
@@ -95,7 +99,7 @@ def _copy(
     file: OpenFile, offset: int, length: int, fd: int, seeding: Seeding, name: str | None = None
 ) -> None:
     hasher = new_hasher(OWN_CHECKSUM)
-    buffer = memoryview(bytearray(min(length, _PIECE_BYTES)))
+    buffer = _piece_room()
     for at in range(0, length, _PIECE_BYTES):
         piece = buffer[: min(_PIECE_BYTES, length - at)]
         _read(file, offset + at, piece)
@@ -113,15 +117,25 @@ def _change(
     fd: int,
     seeding: Seeding,
 ) -> None:
-    buffer = bytearray(length)
-    _read(file, offset, memoryview(buffer))
-    tensor = bytes_of(buffer)
+    tensor = np.empty(length, np.uint8)  # a bytearray is cleared first, with the GIL held
+    _read(file, offset, tensor.data)
     digest = fold(tensor, deltas)
     if digest is None:
-        _read(file, offset, memoryview(buffer))
+        _read(file, offset, tensor.data)
         raise blame(tensor, deltas)
     seeding.digests[deltas[-1].name] = digest
-    _write(seeding, fd, offset, memoryview(buffer))
+    _write(seeding, fd, offset, tensor.data)
+
+
+def _piece_room() -> memoryview:
+    """A buffer of this thread's own, kept."""
+    room: Bytes | None = getattr(_own, "room", None)
+    if room is None:
+        room = _own.room = np.empty(_PIECE_BYTES, np.uint8)
+    return room.data
+
+
+_own = threading.local()
 
 
 def _read(file: OpenFile, offset: int, out: memoryview) -> None:

@@ -6,6 +6,8 @@ byte of it is used; what the mount does afterwards does not matter.
 
 from __future__ import annotations
 
+import numpy as np
+
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed, raised_as
 from hotswap.stream.header import LENGTH_BYTES, Header, parse_header
@@ -72,10 +74,15 @@ def read_whole(
                 f"{source}: has {header.file_bytes} bytes, wanted at most {at_most} for the "
                 "tensors that it is about"
             )
-        whole = _read(folder, file, 0, header.file_bytes)
+        # A bytearray would be cleared first, with the GIL held, while a server decodes.
+        whole = np.empty(header.file_bytes, np.uint8).data
+        try:
+            file.read_at(0, whole)
+        except OSError as error:
+            raise _changed(source, error) from error
     if whole[LENGTH_BYTES : header.data_offset] != text:
         raise _changed(source, "its header changed")
-    return header, memoryview(whole)
+    return header, whole.toreadonly()
 
 
 def header_text(folder: Folder, name: str, *, at_most: int) -> bytes:
