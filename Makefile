@@ -28,7 +28,8 @@ ARGS ?=
 WORKERS ?= 2
 
 # Tests share few cores: one thread of arithmetic a process, or they wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --timeout 300
+# A worker without tests left takes half of another's: the slow ones are neighbours.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --dist worksteal --timeout 300
 
 .PHONY: help setup demo serve lint test test-long test-gpu bench dist docs clean
 

@@ -284,9 +284,11 @@ def _hypercorn_config(settings: Settings, taken: socket.socket) -> ListeningConf
     config.errorlog = logging.getLogger("hypercorn.error")
     config.errorlog.setLevel(logging.WARNING)
     config.backlog = 1024
-    # hypercorn holds a connection that its client has closed for as long as an idle
-    # one; a probe that opens one each time must not use up the descriptors.
-    config.keep_alive_timeout = 5
+    # Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): who closes
+    # first must not be the one whom a request may already be under way to. No longer than
+    # that, for hypercorn holds a connection that its client has closed just as long, and
+    # probes that open one each time must not use up the descriptors.
+    config.keep_alive_timeout = 20
     config.keep_alive_max_requests = 1_000_000
     config.graceful_timeout = settings.graceful_s
     config.include_server_header = False

@@ -38,7 +38,7 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
         allow_weight_update: bool = True,
         program: str = "hotswap",
-        start_s: float = 60.0,
+        start_s: float = 120.0,
         stop_s: float = 15.0,
     ) -> None:
         self._command = [sys.executable, "-m", program, "serve", "--model", str(model)]

@@ -96,10 +96,10 @@ Measure = Callable[[], Awaitable[list[int]]]
 
 
 async def rested(measure: Measure) -> list[int]:
-    """The least of each number over seven seconds: hypercorn lets go of a connection that
-    its client has closed when the five of its keep-alive are over."""
+    """The least of each number over 25 seconds: hypercorn lets go of a connection that
+    its client has closed when the 20 of its keep-alive are over."""
     seen = await measure()
-    for _ in range(70):
+    for _ in range(250):
         # What is waited for happens in another process, and tells nobody.
         await asyncio.sleep(0.1)
         gc.collect()

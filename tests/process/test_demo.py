@@ -60,6 +60,7 @@ def test_a_broken_checkpoint_is_one_clear_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_server_that_dies_is_one_line_with_its_log(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model", seed=1)
     demo = started_demo(tmp_path, "--seconds", "2")
@@ -95,6 +96,7 @@ def url_of(demo: subprocess.Popen[str]) -> str:
     return next(found[1] for line in demo.stdout if (found := re.search(r"(http://\S+)", line)))
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_ends_its_server(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model", seed=1)
     demo = started_demo(tmp_path, "--seconds", "200")

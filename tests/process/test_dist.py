@@ -17,6 +17,7 @@ from tests.process.built import PACKAGES, copy_sources, output_of
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.long
 def test_everything_is_built_typed_and_passes_twine(tmp_path: Path) -> None:
     sources = copy_sources(tmp_path / "sources")
     ready = Path(sys.prefix) / ".ready"

@@ -17,11 +17,12 @@ from tests.process.fresh import fresh
 from tests.process.http_client import Client, Streams, text_of
 from tests.process.in_process import load, serving
 from tests.process.update_routes import ROUTES, Delivery, deliver
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
 TENSORS = 21
-EVERY_TENSOR = range(TENSORS)
+EVERY_TENSOR = mostly_long(range(TENSORS), but=[0, TENSORS // 2, TENSORS - 1])
 FOR_EVER = range(10_000)
 
 

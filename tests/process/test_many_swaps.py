@@ -18,6 +18,7 @@ from hotswap.testing.server import ServerProcess
 from tests.process.http_client import LIMIT_S, Client, client_of, generate_body
 from tests.process.reference import Reference
 from tests.process.update_routes import MODES
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
@@ -94,7 +95,7 @@ def whole_spans(reply: Any, *, mode: str) -> list[tuple[str, int, int]]:
     return [(span["version"], span["start"], span["end"]) for span in kept]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", mostly_long(MODES, but=["retract", "in_place"]))
 async def test_requests_live_through_swaps(client: Client, a: Path, b: Path, mode: str) -> None:
     references = [Reference(a), Reference(b)]
     rollout = Rollout(client)

@@ -21,10 +21,12 @@ from tests.process.evidence import (
 from tests.process.http_client import Client, Streams, client_of
 from tests.process.in_process import load, logits_of, serving
 from tests.process.reference import Reference
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
 CASES = [(arch, tied) for arch in ("llama", "qwen2", "qwen3") for tied in (False, True)]
+EVERY_TIME = [("llama", True), ("qwen2", False), ("qwen3", True)]
 IDS = [f"{arch}-{'tied' if tied else 'untied'}" for arch, tied in CASES]
 
 
@@ -36,7 +38,7 @@ class Pair:
     b: Path
 
 
-@pytest.fixture(scope="module", params=CASES, ids=IDS)
+@pytest.fixture(scope="module", params=mostly_long(CASES, but=EVERY_TIME), ids=IDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     arch, tied = request.param
     root = tmp_path_factory.mktemp(arch)

@@ -11,6 +11,7 @@ import pytest
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import Client, Streams, client_of
 from tests.process.update_routes import MODES
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +20,7 @@ LIMIT_S = 2.0
 """What the clients of a trainer wait for a control call before they call it lost."""
 
 
-@pytest.fixture(scope="module", params=["gr", "sglang"])
+@pytest.fixture(scope="module", params=mostly_long(["gr", "sglang"], but=["gr"]))
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
     arguments = ("--dialect", request.param, "--while-paused", "hold")
     with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
