@@ -30,6 +30,19 @@ CODES: Mapping[str, type[errors.HotswapError]] = {
     "update_rolled_back": errors.UpdateRolledBack,
     "update_failed": errors.UpdateFailed,
     "shutting_down": errors.ShuttingDown,
+    # About a published version or its local copy; which class it is, only the header says.
+    "base_changed": errors.UpdateRejected,
+    "delta_damaged": errors.UpdateRejected,
+    "disk_full": errors.UpdateRejected,
+    "local_damaged": errors.UpdateRejected,
+    "local_disk_failed": errors.UpdateRejected,
+    "out_of_order": errors.UpdateRejected,
+    "outside_roots": errors.UpdateRejected,
+    "pull_pending": errors.UpdateRejected,
+    "source_not_ready": errors.UpdateRejected,
+    "unknown_encoding": errors.UpdateRejected,
+    "version_malformed": errors.UpdateRejected,
+    "version_missing": errors.UpdateRejected,
 }
 """Codes of GR's envelope that mean one class each; ``conflict`` means two."""
 
@@ -90,8 +103,8 @@ def _class_of(reply: Reply) -> type[errors.HotswapError] | None:
         found: type[errors.HotswapError] = getattr(errors, named)
         return found
     if named:
-        # An edge error: what it means depends on the route.
-        return None
+        # An edge error, which means what the route says, or one about a published version.
+        return _stream_class(named) if "local_version" in body_of(reply) else None
     error = body_of(reply).get("error")
     if not isinstance(error, dict):
         return None
@@ -99,6 +112,15 @@ def _class_of(reply: Reply) -> type[errors.HotswapError] | None:
         return errors.InFlight if error.get("retryable") else errors.IllegalCommand
     code = error.get("code")
     return CODES.get(code) if isinstance(code, str) else None
+
+
+def _stream_class(named: str) -> type[errors.HotswapError] | None:
+    # Imported when there is one: most clients never meet a stream.
+    from hotswap.stream import errors as stream_errors
+
+    found: object = getattr(stream_errors, named, None)
+    known = isinstance(found, type) and issubclass(found, errors.HotswapError)
+    return found if known else None
 
 
 def _is_sglang_failure(reply: Reply) -> bool:

@@ -50,6 +50,13 @@ def test_the_class_is_the_servers(kind: type[Exception], dialect: Dialect) -> No
         assert "what was seen" in str(error)
 
 
+def test_a_class_of_a_newer_server_is_not_made_up() -> None:
+    headers = {"x-hotswap-error": "BrandNew"}
+    told = {"object": "error", "success": False, "message": "m", "local_version": 3}
+    seen = Reply(status=409, headers=headers, body=json.dumps(told).encode())
+    assert type(update_error(seen, doing="update")) is errors.UpdateRejected
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", AT_THE_EDGE)
 def test_what_ends_at_the_edge_left_the_weights_alone(

@@ -21,6 +21,7 @@ from hotswap.stream import (
     reading,
 )
 from hotswap.stream.applied import is_applied
+from hotswap.stream.look import FirstLook
 from hotswap.stream.places import Places
 from hotswap.stream.recorded import RecordedBase
 from tests.unit.stream.streams import Stream, contents_of
@@ -48,6 +49,7 @@ def test_it_comes_once_and_before_the_first_look(tmp_path: Path, begin: int | No
     looks = Looks(stream, publishes=True)
     report = pull(stream.local, stream.source, 3, base_dir=stream.base, pre_read=looks)
     assert looks.calls == [(stream.source, 3)]
+    assert repr(FirstLook(looks, stream.source, 3)) == f"<FirstLook due at {stream.source}>"
     assert "pre_read" in report.seconds
     assert contents_of(stream.local) == stream.at(3)
 
