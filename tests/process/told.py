@@ -25,8 +25,9 @@ _TABLE: Mapping[str, tuple[str, int, int]] = {
     "too many": ("too_many_requests", 413, 413),
     "paused": ("paused", 503, 503),
     "not whole": ("weights_not_whole", 503, 503),
+    "too slow": ("generate_timeout", 504, 504),
 }
-_RETRYABLE = {"conflict", "paused", "not whole"}
+_RETRYABLE = {"conflict", "paused", "not whole", "too slow"}
 
 _FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
