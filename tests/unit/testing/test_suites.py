@@ -5,14 +5,16 @@ import sys
 import unittest
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 import torch
 
 import hotswap.testing
-from hotswap.seams import LoadStrategy
+from hotswap.seams import LoadStrategy, Stage
 from hotswap.testing import (
+    PreReadTests,
     Publish,
     StrategyTests,
     WrongFixture,
@@ -23,7 +25,10 @@ from hotswap.testing import (
 from hotswap.testing.cancelling import cancelled_at
 from hotswap.testing.given import wanted_fixture
 from hotswap.testing.suites import NeverEnded, Suite
+from hotswap.types import Placement, Update
 from hotswap.uninterrupted import on_worker_thread
+from tests.unit.testing.file_strategy import FileStrategy, publisher
+from tests.unit.testing.planting import explained
 
 
 def test_an_override_without_a_reason_is_refused_when_the_class_is_made() -> None:
@@ -226,4 +231,41 @@ def test_where_a_call_waits_is_found_through_generators_and_tasks(only_inside: b
         if only_inside
         else r"opened \(test_suites.py:\d+\)",
         place,
+    )
+
+
+def test_a_missing_source_that_is_waited_for_is_told_with_the_place() -> None:
+    class Short(PreReadTests):
+        limit_s = 0.05
+
+    async def wait(source: str) -> None:
+        await anyio.sleep_forever()
+
+    test = "test_a_source_that_is_not_there_is_an_error"
+    fixtures = {"pre_read": lambda: wait, "hide": lambda: None}
+    explained(
+        run_suite(Short, fixtures, only=[test])[test],
+        r"'/hotswap-conformance/no-such-source', which is not there, is waited for without end: "
+        r"waited for longer than limit_s = 0.05 s, in wait \(test_suites.py:\d+\)",
+    )
+
+
+def test_a_missing_source_that_opening_waits_for_is_told_with_the_place(tmp_path: Path) -> None:
+    class Waits(FileStrategy):
+        @asynccontextmanager
+        async def open(self, update: Update, placement: Placement) -> AsyncIterator[Stage]:
+            if update.source.startswith("/hotswap-conformance/"):
+                await anyio.sleep_forever()
+            async with super().open(update, placement) as stage:
+                yield stage
+
+    class Short(StrategyTests):
+        limit_s = 5.0
+
+    test = "test_a_source_that_is_not_there_is_refused"
+    fixtures = {"strategy": Waits, "publish": lambda: publisher(tmp_path)}
+    explained(
+        run_suite(Short, fixtures, only=[test])[test],
+        r"opening '/hotswap-conformance/no-such-source', which is not there, did not end: waited "
+        r"for longer than limit_s = 5 s, in open \(test_suites.py:\d+\)",
     )
