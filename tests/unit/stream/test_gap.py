@@ -87,6 +87,7 @@ def test_exact_and_not_longer_than_xor(width: int, share: float) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_kernels_find_and_make_what_numpy_does(width: int) -> None:
     old, new = pair(width, 2003, 0.05)
+    new[: 600 * width] = old[: 600 * width]  # a gap of more than one byte
     blob = encode_gap(old, new, width, native=True)
     assert blob is not None
     assert blob == encode_gap(old, new, width, native=False)
