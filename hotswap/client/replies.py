@@ -119,8 +119,9 @@ def _stream_class(named: str) -> type[errors.HotswapError] | None:
     from hotswap.stream import errors as stream_errors
 
     found: object = getattr(stream_errors, named, None)
-    known = isinstance(found, type) and issubclass(found, errors.HotswapError)
-    return found if known else None
+    if isinstance(found, type) and issubclass(found, errors.HotswapError):
+        return found
+    return None
 
 
 def _is_sglang_failure(reply: Reply) -> bool:
