@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotswap.client.errors import NoAnswer, RequestRefused
@@ -34,6 +34,8 @@ def names(script: Script, reader: Feed) -> list[str]:
     return found
 
 
+# How fast a busy machine draws examples says nothing about the parser.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, len(WHOLE)), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_any_cut_gives_the_same_events(cuts: list[int], end: bytes) -> None:
     text = WHOLE.replace(b"\n", end)
