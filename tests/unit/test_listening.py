@@ -42,7 +42,10 @@ def test_only_the_first_refusal_is_a_lack_of_descriptors(
 ) -> None:
     assert repr(full) == f"<ListeningSocket {full.fileno()} limit=0>"
     with client_of(full):
-        with caplog.at_level(logging.WARNING), pytest.raises(OSError, match="Too many open files") as refused:
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(OSError, match="Too many open files") as refused,
+        ):
             full.accept()
         assert refused.value.errno == errno.EMFILE
         for _ in range(100):
