@@ -10,11 +10,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotswap.stream.chain import open_version, resolve
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import directory_of, published_versions
 from hotswap.stream.publisher_snapshot import any_names
+from hotswap.stream.source import Source
 
 __all__ = ["Pruned", "prune"]
 
@@ -33,21 +33,19 @@ def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None =
     """Remove what none of the newest ``keep`` versions needs; ``dry_run``: only say what.
 
     A version disappears as a whole, and one that was half removed before is removed now.
-    Safe beside a publisher. Raises: StreamError when a chain cannot be followed, and nothing
-    is removed then; OSError.
+    Safe beside a publisher. Raises: StreamError when a chain cannot be followed, or begins at
+    what is not wholly there (yet), and nothing is removed then; OSError.
     """
     if keep < 1:
         raise StreamError(f"keep is {keep}, wanted 1 or more versions")
     source, disk = Path(source), disk or LocalDisk()
     versions = published_versions(source)
-    needed, names = set[int](), any_names()
+    needed, stream = set[int](), Source(source, names=any_names(), allowed=None)
     for version in versions[-keep:]:
-        chain = resolve(
-            version,
-            at_hand=(),
-            open_one=lambda number: open_version(source, number, None),
-            names=names,
-        )
+        chain = stream.chain(version)
+        if chain.start and chain.start not in needed:
+            # One without an index may be a delta that is still being written.
+            stream.full(chain.start).close()
         needed |= {chain.start, *(index.version for index in chain.deltas)}
     removed = tuple(version for version in versions if version not in needed)
     if not dry_run:

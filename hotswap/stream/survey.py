@@ -1,4 +1,4 @@
-"""What a directory of published versions, or a local checkpoint, holds. Nothing is pulled.
+"""What a directory of published versions holds. Nothing is pulled.
 
 Rule: whatever is wrong with a version is said of that version, and the others are
 looked at all the same.
@@ -17,6 +17,7 @@ from hotswap.stream.chain import open_version
 from hotswap.stream.density import changed_bytes
 from hotswap.stream.header import MAX_HEADER_BYTES
 from hotswap.stream.layout import INDEX, DeltaIndex, directory_of, published_versions, read_index
+from hotswap.stream.source import Source
 from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors
 from hotswap.weights.folder import Folder
@@ -67,7 +68,8 @@ def survey_source(
     """Look at every version of ``source``: indexes, headers, sizes; for ``density`` all blobs.
 
     The density needs to know how long tensors are: from ``base_dir``, else from the newest full
-    version. Raises: SourceNotReady when ``source`` cannot be listed.
+    version. Raises: SourceNotReady when ``source`` cannot be listed; UpdateRejected when those
+    lengths cannot be read.
     """
     source = Path(source)
     seen = [_version(source, number) for number in published_versions(source)]
@@ -89,13 +91,13 @@ def _version(source: Path, number: int) -> VersionSurvey:
             index = read_index(folder, version=number, names=None)
             if index is not None:
                 return _delta(folder, index)
-        return _full(directory_of(source, number), number)
+        return _full(source, number)
     except UpdateRejected as error:
         return VersionSurvey(version=number, trouble=str(error))
 
 
-def _full(directory: Path, number: int) -> VersionSurvey:
-    with StoredTensors.at(directory) as stored:
+def _full(source: Path, number: int) -> VersionSurvey:
+    with Source(source, names=(), allowed=None).full(number) as stored:
         return VersionSurvey(
             version=number,
             kind=FULL,

@@ -27,6 +27,7 @@ from hotswap.stream.errors import DeltaDamaged, SourceNotReady, StreamError, Ver
 from hotswap.stream.layout import DeltaIndex, directory_of, published_versions, read_index
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Progress, Tally
+from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.verified import Faults, Verified
 from hotswap.weights.folder import Folder
@@ -57,9 +58,9 @@ def verify_source(
         if base_dir is not None:
             run.check_from("base", 0, Path(base_dir), pool)
         for number in full:
-            directory = directory_of(source, number)
-            run.check_from(directory.name, number, directory, pool)
+            run.check_from(directory_of(source, number).name, number, None, pool)
     run.blame_unreached(base_is_known=base_dir is not None)
+    full = [number for number in full if number in run.reached]
     if full:
         listed = ", ".join(map(str, full))
         note = "; ".join(
@@ -67,7 +68,7 @@ def verify_source(
         )
     return Verified(
         path=str(source),
-        versions=tuple(sorted({*full, *(n for n in run.reached if n > 0)})),
+        versions=tuple(sorted(number for number in run.reached if number > 0)),
         checks=run.faults.checks,
         checked_bytes=run.faults.checked_bytes,
         faults=run.faults.found,
@@ -97,7 +98,10 @@ _AGGREGATE = -1
 
 @dataclass(kw_only=True)
 class _Run:
-    """``nodes`` are the deltas by number, ``children`` those that build on a number."""
+    """``nodes`` are the deltas by number, ``children`` those that build on a number.
+
+    ``reached`` are full versions that could be opened, and deltas on what could.
+    """
 
     source: Path
     faults: Faults
@@ -123,10 +127,11 @@ class _Run:
         self.nodes[number] = directory, index
         self.children.setdefault(index.base_version, []).append(number)
 
-    def check_from(self, where: str, start: int, directory: Path, pool: Executor) -> None:
-        """Check everything that builds on ``start``, whose checkpoint is in ``directory``."""
+    def check_from(self, where: str, start: int, base_dir: Path | None, pool: Executor) -> None:
+        """Check everything that builds on the full version ``start``, or on ``base_dir``."""
         try:
-            with StoredTensors.at(directory) as stored:
+            with self._opened(start, base_dir) as stored:
+                self.reached.add(start)
                 located = self._located(start, stored.lengths)
                 names = sorted({name for blobs in located.values() for name in blobs})
                 total = sum(stored.lengths[n] for blobs in located.values() for n in blobs)
@@ -152,12 +157,20 @@ class _Run:
             before = index.base_version
             if before == 0 and not base_is_known:
                 why = "builds on the base, which was not given"
-            elif before in self.nodes or before == 0:
+            elif before in self.nodes or before == 0 or self._is_at_fault(before):
                 why = f"builds on version {before}, which could not be checked"
             else:
                 why = f"builds on version {before}, which is missing"
             error = VersionMissing(f"{directory}: was not checked: it {why}")
             self.faults.add(directory.name, error)
+
+    def _is_at_fault(self, number: int) -> bool:
+        return directory_of(self.source, number).name in self.faults.places
+
+    def _opened(self, start: int, base_dir: Path | None) -> StoredTensors:
+        if base_dir is not None:
+            return StoredTensors.at(base_dir)
+        return Source(self.source, names=(), allowed=None).full(start)
 
     def _located(self, start: int, lengths: Mapping[str, int]) -> dict[int, Mapping[str, Blob]]:
         """The blobs of every version that can be reached from ``start``; headers are read."""

@@ -23,7 +23,6 @@ from hotswap.stream import (
     StreamError,
     UnknownEncoding,
     VersionMissing,
-    prune,
     published_versions,
 )
 from hotswap.stream.aggregate import DIRECTORY
@@ -32,36 +31,11 @@ from hotswap.weights.folder import Folder
 from tests.unit.stream.faulty_disk import FaultyDisk, failing
 from tests.unit.stream.streams import Stream, contents_of
 from tests.unit.stream.trained import (
-    State,
+    Trainer,
     after_step,
     bytes_in,
-    first_state,
-    pulled,
     write_base,
 )
-
-
-class Trainer:
-    """A base, a source, and the state of every version."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.source = root / "source"
-        self.states: list[State] = [first_state()]
-        self.base = write_base(root / "base", self.states[0])
-
-    def step(self, publisher: Publisher) -> None:
-        """Train and publish."""
-        state = after_step(self.states[-1], len(self.states))
-        published = publisher.publish(state)
-        self.states.append(state)
-        assert published.version == publisher.version == len(self.states) - 1
-
-    def check(self, version: int | None = None, *, name: str = "local") -> None:
-        """A reader gets every byte of ``version``, or of the last one."""
-        number = len(self.states) - 1 if version is None else version
-        got = pulled(self.root, self.source, number, base=self.base, name=name)
-        assert got == bytes_in(self.states[number])
 
 
 @pytest.fixture
@@ -349,26 +323,6 @@ def test_old_versions_go_and_no_chain_is_cut(trainer: Trainer) -> None:
         assert published_versions(trainer.source) == (6, 7)
     trainer.check(7, name="behind")
     trainer.check(7, name="late")
-
-
-def test_prune_says_what_it_would_do_and_clears_what_was_half_removed(trainer: Trainer) -> None:
-    with Publisher(trainer.source, run="a", base_dir=trainer.base, anchor_every=2) as publisher:
-        for _ in range(5):
-            trainer.step(publisher)
-    planned = prune(trainer.source, keep=1, dry_run=True)
-    assert (planned.removed, planned.kept) == ((1, 2, 3), (4, 5))
-    assert published_versions(trainer.source) == (1, 2, 3, 4, 5)
-    half = trainer.source / ".pruned-weight_v000001"
-    directory_of(trainer.source, 1).rename(half)
-    pruned = prune(trainer.source, keep=1)
-    assert (pruned.removed, pruned.kept) == ((2, 3), (4, 5))
-    assert not half.exists()
-    trainer.check()
-    with pytest.raises(StreamError, match="keep is 0, wanted 1 or more"):
-        prune(trainer.source, keep=0)
-    directory_of(trainer.source, 4).rename(trainer.root / "gone")
-    with pytest.raises(StreamError, match="version 4 is missing"):
-        prune(trainer.source, keep=1)
 
 
 def test_progress_is_told(trainer: Trainer) -> None:

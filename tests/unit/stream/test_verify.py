@@ -84,6 +84,28 @@ def test_each_fault_is_found_and_the_others_too(stream: Stream) -> None:
     assert "builds on version 4, which could not be checked" in str(found[2])
 
 
+def test_a_version_that_is_being_published_is_late_and_not_wrong(stream: Stream) -> None:
+    directory_of(stream.source, 6).mkdir()
+    found = verify_source(stream.source, base_dir=stream.base)
+    assert (found.versions, found.retryable) == ((1, 2, 3, 4, 5), True)
+    assert str(found.note) == "full versions have no checksums (3): headers and sizes"
+    [fault] = found.faults
+    assert (fault.where, fault.kind) == ("weight_v000006", "SourceNotReady")
+    assert "version 6 is not published (yet)" in fault.message
+    assert survey_source(stream.source, density=False).versions[-1].trouble == fault.message
+
+
+def test_what_builds_on_a_full_version_that_is_damaged(stream: Stream) -> None:
+    shutil.rmtree(directory_of(stream.source, 3))
+    directory_of(stream.source, 3).mkdir()
+    assert places(stream) == [
+        ("weight_v000003", "SourceNotReady"),
+        ("weight_v000004", "VersionMissing"),
+        ("weight_v000005", "VersionMissing"),
+    ]
+    assert "builds on version 3, which could not be checked" in faults_of(stream)[1].message
+
+
 def test_what_a_header_says_of_another_length_is_found(stream: Stream) -> None:
     edit_index(directory_of(stream.source, 2), checksum_format="md5")
     edit_index(directory_of(stream.source, 5), base_version="000002")

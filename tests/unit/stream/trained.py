@@ -8,7 +8,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from hotswap.stream import pull
+from hotswap.stream import Publisher, pull
 from tests.unit.stream.streams import contents_of
 
 State = dict[str, torch.Tensor]
@@ -68,3 +68,26 @@ def pulled(
     """The bytes that a reader has after a pull of ``version``."""
     pull(root / name, source, version, base_dir=base, threads=1)
     return contents_of(root / name)
+
+
+class Trainer:
+    """A base, a source, and the state of every version."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.source = root / "source"
+        self.states: list[State] = [first_state()]
+        self.base = write_base(root / "base", self.states[0])
+
+    def step(self, publisher: Publisher) -> None:
+        """Train and publish."""
+        state = after_step(self.states[-1], len(self.states))
+        published = publisher.publish(state)
+        self.states.append(state)
+        assert published.version == publisher.version == len(self.states) - 1
+
+    def check(self, version: int | None = None, *, name: str = "local") -> None:
+        """A reader gets every byte of ``version``, or of the last one."""
+        number = len(self.states) - 1 if version is None else version
+        got = pulled(self.root, self.source, number, base=self.base, name=name)
+        assert got == bytes_in(self.states[number])
