@@ -26,8 +26,8 @@ from hotswap.weights.roots import Roots, roots_of
 
 __all__ = ["DeltaPullStrategy", "wanted_version"]
 
-_TRIES = 3
-_MAX_NAME = 64
+_PULLS = 3
+_MAX_NAME = 48  # characters, each up to 4 of the 255 bytes that a name can have
 
 
 class DeltaPullStrategy:
@@ -63,16 +63,17 @@ class DeltaPullStrategy:
         source, target = wanted_version(update)
         local = await on_worker_thread(self._directory, source)
         copy = replace(update, source=str(local))
-        for _ in range(_TRIES):
+        for pulled in range(_PULLS + 1):
+            if pulled:
+                await self._puller.pull(str(local), str(source), target)
             if await on_worker_thread(self._puller.holds, local, source, target):
                 async with self._disk.open(copy, placement) as stage:
                     # What is read now nobody pulls away: is it still what was asked for?
                     if await on_worker_thread(self._puller.holds, local, source, target):
                         yield stage
                         return
-            await self._puller.pull(str(local), str(source), target)
         raise UpdateRejected(
-            f"{local} was pulled to other versions {_TRIES} times before version {target} could "
+            f"{local} was pulled to other versions {_PULLS} times before version {target} could "
             "be read; let one trainer at a time ask for versions of this source"
         )
 

@@ -128,6 +128,19 @@ async def test_one_that_is_always_pulled_away_gives_up(
         await value_of(strategy, source, "1")
 
 
+async def test_what_the_last_pull_brought_is_read(
+    strategy: DeltaPullStrategy, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, holds = iter(range(9)), strategy._puller.holds
+    monkeypatch.setattr(strategy._puller, "holds", lambda *of: next(asked) > 2 and holds(*of))
+    assert await value_of(strategy, source, "1") == 1
+
+
+async def test_a_source_of_any_name_has_a_copy(strategy: DeltaPullStrategy, tmp_path: Path) -> None:
+    (tmp_path / ("\N{OLD PERSIAN SIGN A}" * 60)).mkdir()
+    assert await value_of(strategy, tmp_path / ("\N{OLD PERSIAN SIGN A}" * 60), "0") == 0
+
+
 async def test_without_a_root_there_is_no_place(base: Path, source: Path) -> None:
     strategy = DeltaPullStrategy.from_options({"model": str(base)})
     with pytest.raises(UpdateRejected, match="start the server with --local-root DIR"):

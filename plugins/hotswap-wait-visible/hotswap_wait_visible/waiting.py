@@ -53,9 +53,9 @@ class Waiting:
 
         Only names are compared: asking the mount would make it remember that nothing is there.
         """
-        path = _path(source)
         if not source or "\0" in source or not os.path.isabs(source):
             return None
+        path = _path(source)
         return next((root for root in self.roots if path.is_relative_to(root)), None)
 
     async def until_whole(self, source: str, version: str | None) -> None:
@@ -69,7 +69,7 @@ class Waiting:
         missing: str | None = "no look has ended; the mount does not answer"
         look = partial(what_is_missing, root, _path(source), version)
         with anyio.move_on_after(self.within_s):
-            while missing is not None:
+            while True:
                 # A look at a mount that hangs is left behind: the time-out holds all the same.
                 missing = await anyio.to_thread.run_sync(
                     look, abandon_on_cancel=True, limiter=own_threads()
