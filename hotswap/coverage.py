@@ -6,6 +6,9 @@ Rules:
   weight; then they have been one whole push, and the next chunk begins another.
 * A full update ends the count, and so does whatever leaves the weights not whole: from then
   on only later chunks count.
+* Nothing in a chunk says which push it belongs to. One that comes again after the last of its
+  push begins the next count, and a push that its sender leaves without a word goes on in the
+  next one: senders end such a push with a full update.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ async def run_post_write(
     """Run every hook in turn, each within its own time limit; announce the version afterwards.
 
     ``hooks`` are ``load_plugins().post_write``, in that order. The first one that fails is
-    the last one that is called. Those before it have run, and may be called
-    again for the same version. A cancelled caller cancels the hook that runs.
+    the last one that is called. Those before it have run, and may be called again for the
+    same version. A cancelled caller cancels the hook that runs.
 
     Raises: UpdateRejected, or another HotswapError that a hook raised, naming the hook: keep the
     version back.

@@ -98,7 +98,7 @@ class EnginePlanTests(Suite, suite=True):
         )
 
     def test_a_wrong_shape_is_rejected(self, engine: EngineFactory) -> None:
-        """One more row, in either scope."""
+        """One dimension more, in either scope."""
         for scope in Scope:
             self._check_rejected(
                 engine,

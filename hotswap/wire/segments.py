@@ -43,7 +43,7 @@ HEADER_BYTES = 64
 
 @contextmanager
 def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str, Payload]]:
-    """Payloads for a bucket, which can be read for as long as the block lasts.
+    """Payloads for a bucket, which can be read for as long as the block lasts; none after it.
 
     Each segment is opened once and let go at the end, whatever happened, and device memory
     too. Any thread.
@@ -64,10 +64,13 @@ def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str,
         if faults:
             raise faults[0]
         views = held.enter_context(on_device(sent.tensors))
-        yield {
+        payloads: dict[str, Payload] = {
             name: views[name] if name in views else _payload(name, tensor, files)
             for name, tensor in sent.tensors.items()
         }
+        # Whoever keeps the mapping would keep the sender's device memory open with it.
+        held.callback(payloads.clear)
+        yield payloads
 
 
 def _payload(name: str, tensor: SentTensor, files: Mapping[str, OpenFile]) -> Payload:

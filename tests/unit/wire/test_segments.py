@@ -68,6 +68,7 @@ def test_values_at_any_layout(tmp_path: Path) -> None:
         assert torch.equal(value_of(payloads["a"]), DATA.view(3, 4))
         assert torch.equal(value_of(payloads["b"]), DATA.view(3, 4).t())
         assert repr(payloads["b"]) == f"<StridedTensor b [4, 3] float32 in {storage.name}>"
+    assert payloads == {}  # so that whoever keeps it keeps nothing of the sender's
 
 
 def test_the_reference_is_given_back_and_the_segment_stays_its_owners(tmp_path: Path) -> None:
