@@ -29,12 +29,12 @@ def aggregate_index(
     source: Path, *, target: int, lengths: Mapping[str, int], allowed: Allowed | None
 ) -> DeltaIndex | None:
     """The aggregate's index; None when there is none that helps on the way to ``target``."""
-    if not (source / DIRECTORY).is_dir():
-        return None
     try:
+        if not (source / DIRECTORY).is_dir():
+            return None
         with Folder.open(source / DIRECTORY, allowed=allowed) as folder:
             index = read_index(folder, version=None, names=lengths)
-    except UpdateRejected as error:
+    except (UpdateRejected, OSError) as error:
         _log.info("the aggregate is skipped: %s", error)
         return None
     if index is None or index.base_version != 0 or index.version > target:

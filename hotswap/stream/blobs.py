@@ -9,7 +9,7 @@ from hotswap.stream.checksums import is_checksum
 from hotswap.stream.encodings import Bytes, Encoding, apply, max_compressed_bytes
 from hotswap.stream.errors import SourceNotReady, VersionMalformed
 from hotswap.stream.header import Header, Span, header_room, parse_header
-from hotswap.stream.layout import DeltaIndex
+from hotswap.stream.layout import DeltaIndex, is_number
 from hotswap.stream.source_file import header_text, read_whole
 from hotswap.weights.folder import Folder
 
@@ -165,7 +165,7 @@ def _checksums(
 
 
 def _check_stamp(stamp: str | None, index: DeltaIndex, source: str) -> None:
-    if stamp is None or not stamp.isdecimal() or int(stamp) != index.version:
+    if stamp is None or not is_number(stamp) or int(stamp) != index.version:
         raise SourceNotReady(
             f"{source}: is stamped {stamp!r:.80}, but the index says {index.version}: it was "
             "read while it was written"

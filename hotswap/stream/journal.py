@@ -28,7 +28,7 @@ import xxhash
 from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import LocalDamaged
-from hotswap.stream.state import State
+from hotswap.stream.state import State, are_plain, open_at_once
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record", "chunk_room"]
@@ -133,7 +133,7 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         """Open and parse. Raises: LocalDamaged when it is not what was written, OSError."""
         self._path = path
-        self._file = path.open("rb", buffering=0)
+        self._file = os.fdopen(open_at_once(path, os.O_RDONLY | os.O_CLOEXEC), "rb", buffering=0)
         try:
             self._size = os.fstat(self._file.fileno()).st_size
             self._end, outcome = self._outcome()
@@ -208,7 +208,10 @@ class JournalReader:
         text = self._read(begin, length)
         if xxhash.xxh3_64_intdigest(text) != digest:
             raise self._damaged()
-        return begin, msgspec.json.decode(text, type=Outcome)
+        outcome = msgspec.json.decode(text, type=Outcome)
+        if not are_plain((*outcome.files, *outcome.moves, *outcome.removes)):
+            raise self._damaged()
+        return begin, outcome
 
     def _read(self, offset: int, length: int) -> bytes:
         content = os.pread(self._file.fileno(), length, offset)

@@ -32,9 +32,21 @@ from hotswap.stream.source_file import read_text
 from hotswap.weights.folder import Folder
 from hotswap.weights.strict_json import parse_object
 
-__all__ = ["INDEX", "DeltaIndex", "directory_of", "published_versions", "read_index", "spelled"]
+__all__ = [
+    "INDEX",
+    "MAX_VERSION",
+    "DeltaIndex",
+    "directory_of",
+    "is_number",
+    "published_versions",
+    "read_index",
+    "spelled",
+]
 
 INDEX = "model.safetensors.index.json"
+
+MAX_VERSION = 10**18 - 1
+"""What an index can spell."""
 
 _DIRECTORY = re.compile(r"weight_v(\d{6,})")
 _NUMBER = re.compile(r"\d{1,18}")
@@ -62,6 +74,11 @@ class DeltaIndex:
 def spelled(version: int) -> str:
     """A version as indexes and states write it: ``7`` is ``000007``."""
     return f"{version:06d}"
+
+
+def is_number(text: object) -> bool:
+    """Whether ``text`` spells a version: ASCII digits, and no more than a version can have."""
+    return isinstance(text, str) and text.isascii() and _NUMBER.fullmatch(text) is not None
 
 
 def directory_of(source: Path, version: int) -> Path:
@@ -137,7 +154,7 @@ def _check_full(metadata: Mapping[str, object], version: int | None, source: str
 
 def _number(metadata: Mapping[str, object], key: str, source: str) -> int:
     text = metadata.get(key)
-    if not isinstance(text, str) or not _NUMBER.fullmatch(text) or not text.isascii():
+    if not isinstance(text, str) or not is_number(text):
         raise VersionMalformed(
             f"{source}: {key} is {text!r:.80}, wanted digits such as '{spelled(7)}'"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from hotswap.stream.state import (
     spelled_out,
     write_durably,
 )
-from hotswap.stream.stored import StoredTensors, is_weight_file
+from hotswap.stream.stored import StoredTensors, is_text, is_weight_file
 from hotswap.weights.roots import Allowed
 
 __all__ = ["LocalCheckpoint"]
@@ -121,6 +121,7 @@ class LocalCheckpoint:
         """Let the files in ``incoming`` take their places, as ``state`` says. Raises: OSError."""
         old = parsed(read_text(self.paths.state))
         there = {name for name in os.listdir(self.directory) if is_weight_file(name)}
+        self._check_places(state.files, there)
         stale = (there | set(old.files if old else ())) - set(state.files)
         journal = JournalWriter(self.disk, self.paths.journal)
         self.commit(journal, state, moves=state.files, removes=tuple(sorted(stale)))
@@ -169,6 +170,18 @@ class LocalCheckpoint:
                 "unfinished"
             )
         journal.check()
+
+    def _check_places(self, files: Sequence[str], there: Iterable[str]) -> None:
+        """Raises: StreamError for what a journal could not put a file over, or not name."""
+        for name in sorted({*files, *there}):
+            if not is_text(name):
+                raise StreamError(f"{self.directory}: {name!a} is no UTF-8; remove it")
+            path = self.directory / name
+            if path.is_dir() and not path.is_symlink():
+                raise StreamError(
+                    f"{path}: is a directory, where the version has a file, or that loaders take "
+                    "for weights; remove it, or pull into another directory"
+                )
 
     def _check_own(self, files: Sequence[str]) -> None:
         """A file that is also elsewhere must not be written in place."""

@@ -56,7 +56,7 @@ def reading(directory: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
 @contextmanager
 def _held(path: Path, *, shared: bool, timeout_s: float) -> Iterator[None]:
     flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         _take(fd, path, shared=shared, timeout_s=timeout_s)
         yield

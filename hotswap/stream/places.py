@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotswap.stream.errors import OutsideRoots, StreamError
+from hotswap.stream.layout import MAX_VERSION
 from hotswap.weights.roots import Allowed
 
 __all__ = ["Places"]
@@ -33,6 +34,12 @@ class Places:
         """
         if type(target) is not int or target < 0:
             raise StreamError(f"target_version is {target!r:.40}, wanted an integer from 0 on")
+        if target > MAX_VERSION:
+            # Python spells no integer of more than 4300 digits.
+            raise StreamError(
+                f"target_version has {target.bit_length()} bits, wanted at most {MAX_VERSION}, "
+                "which is what an index can spell"
+            )
         local = _real(self.local)
         self._check_allowed("local_checkpoint_dir", self.local, self.local_allowed)
         self._check_apart(local, "the base checkpoint", self.base)

@@ -87,6 +87,7 @@ def pull(
             count, "hotswap-pull", initializer=giving_way if give_way else None
         ) as pool,
     ):
+        Reserved(places.local).check_own()
         before = digest_of(read_text(Reserved(places.local).state))
         disk.make_directory(Reserved(places.local).home)
         with exclusive(places.local, timeout_s=lock_timeout_s):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from hotswap.stream.blobs import Delta, read_deltas
+from hotswap.stream.blobs import Delta, locate_deltas, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
 from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.header import header_room
@@ -66,6 +66,25 @@ class Source:
                     "weights are there; pull again once its publisher has written it"
                 )
         return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady)
+
+    def agrees(self, version: int, deltas: Mapping[str, Delta], lengths: Mapping[str, int]) -> bool:
+        """Whether ``deltas``, another way to ``version``, give the tensors that it changes the
+        bytes that it gives them itself; also when it is gone. Reads headers alone.
+
+        False for a full version, which is the better way, and where checksums are of two kinds.
+        """
+        try:
+            with self._open(version) as folder:
+                index = read_index(folder, version=version, names=self.names)
+                if index is None:
+                    return False
+                own = locate_deltas(folder, index, lengths)
+        except SourceNotReady:
+            return True
+        there = {name: (d.checksum_format, d.checksum) for name, d in deltas.items()}
+        return all(
+            there.get(name) == (index.checksum_format, blob.checksum) for name, blob in own.items()
+        )
 
     def digest(self, version: int) -> str:
         """What tells ``version`` from another one of that number: index and headers.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,16 @@ import msgspec
 import xxhash
 
 from hotswap.stream.disk import Disk
+from hotswap.stream.errors import OutsideRoots
 from hotswap.stream.layout import spelled
 
 __all__ = [
     "FORMAT",
     "Reserved",
     "State",
+    "are_plain",
     "digest_of",
+    "open_at_once",
     "parsed",
     "read_text",
     "spelled_out",
@@ -36,6 +40,7 @@ FORMAT = 1
 """The number of this format; a state with another is not trusted, and the copy reseeded."""
 
 _MAX_BYTES = 100 * 2**20
+_FORBIDDEN = frozenset("/\\\0")
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -94,25 +99,46 @@ class Reserved:
         """Files of a new version before they take their places."""
         return self.home / "incoming"
 
+    def check_own(self) -> None:
+        """Raises: OutsideRoots when a link would lead what is written or removed elsewhere."""
+        for path in (self.home, self.incoming):
+            if path.is_symlink():
+                raise OutsideRoots(
+                    f"{path} is a link, and a pull would write and remove files where it leads; "
+                    "remove it, or pull into another directory"
+                )
+
 
 def read_text(path: Path) -> bytes | None:
     """A small file's bytes; None when it is not there. Raises: OSError."""
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+        with open(path, "rb", opener=open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
                 return b""
             return file.read()
     except FileNotFoundError:
         return None
 
 
+def open_at_once(path: str | os.PathLike[str], flags: int) -> int:
+    """An opener: a FIFO in a file's place is opened too, and does not keep a pull waiting."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def parsed(text: bytes | None) -> State | None:
     """The state that ``text`` spells; None when it is none that this code wrote."""
     try:
         state = msgspec.json.decode(text or b"", type=State)
-        return state if state.format == FORMAT and state.number >= 0 else None
-    except ValueError:
+        sound = state.format == FORMAT and state.number >= 0 and are_plain(state.files)
+        return state if sound else None
+    except (ValueError, RecursionError):
         return None
+
+
+def are_plain(names: Iterable[str]) -> bool:
+    """Whether every name is one of the directory itself: what a pull moves or removes."""
+    return all(name not in {"", ".", ".."} and _FORBIDDEN.isdisjoint(name) for name in names)
 
 
 def spelled_out(state: State) -> bytes:

@@ -25,7 +25,14 @@ from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.layout import Layout, find_layout
 from hotswap.weights.roots import Allowed
 
-__all__ = ["StoredFile", "StoredTensor", "StoredTensors", "is_weight_file", "opened_seed"]
+__all__ = [
+    "StoredFile",
+    "StoredTensor",
+    "StoredTensors",
+    "is_text",
+    "is_weight_file",
+    "opened_seed",
+]
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -55,6 +62,15 @@ class StoredTensor:
 def is_weight_file(name: str) -> bool:
     """Whether ``name`` is weights, or an index of some."""
     return name.endswith((*_WEIGHTS, ".index.json"))
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8: states and journals, being JSON, can write no other."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class StoredTensors:
@@ -113,8 +129,12 @@ class StoredTensors:
         return {name: tensor.span.length for name, tensor in self.tensors.items()}
 
     def side_files(self) -> tuple[str, ...]:
-        """Names of what is no weights and lies beside them: configuration, tokenizer."""
+        """Names of what is no weights and lies beside them: configuration, tokenizer.
+
+        What is not named in UTF-8 is no part of a checkpoint.
+        """
         names = (n for n in self.folder.names() if not n.startswith(".") and n != INDEX)
+        names = (n for n in names if is_text(n))
         return tuple(sorted(n for n in names if not is_weight_file(n) and self._is_file(n)))
 
     def _is_file(self, name: str) -> bool:
@@ -150,6 +170,11 @@ def _check_layout(folder: Folder, layout: Layout) -> None:
         raise VersionMalformed(
             f"{folder.path}: holds {layout.files[0]}, wanted safetensors; a delta needs to know "
             "where each tensor's bytes are"
+        )
+    unspelled = [name for name in layout.files if not is_text(name)]
+    if unspelled:
+        raise VersionMalformed(
+            f"{folder.path}: the name {unspelled[0]!a} is no UTF-8; rename the file"
         )
 
 
