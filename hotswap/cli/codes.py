@@ -30,6 +30,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
         (ValueError, ExitCode.USAGE),
         (NoAnswer | NotReady, ExitCode.NO_ANSWER),
         (StillPaused, ExitCode.STILL_PAUSED),
+        (OSError, ExitCode.FAILED),  # of this machine's disks, which no server's weights are on
     )
     for kind, code in by_class:
         if isinstance(error, kind):

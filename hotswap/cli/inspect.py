@@ -32,7 +32,7 @@ def run_inspect(options: argparse.Namespace) -> ExitCode:
         base = None if options.base is None else Path(options.base)
         source = survey_source(directory, base_dir=base, density=options.density)
         return _show_source(source, as_json=options.json)
-    except (HotswapError, ValueError, KeyboardInterrupt) as error:
+    except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("inspect", error, as_json=options.json)
 
 

@@ -24,7 +24,7 @@ def run_verify(options: argparse.Namespace) -> ExitCode:
 
     try:
         found = _verified(options)
-    except (HotswapError, ValueError, KeyboardInterrupt) as error:
+    except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("verify", error, as_json=options.json)
     if options.json:
         print_json({"whole": not found.faults, **asdict(found)})

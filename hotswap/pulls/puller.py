@@ -112,12 +112,16 @@ class Puller:
     def holds(self, local: Path, source: Path, target: int) -> bool:
         """Whether ``local`` is where ``pull`` would bring it. Blocks; any thread.
 
-        Only while nobody pulls; nothing is waited for, no hook runs. Raises: StreamError.
+        Only while nobody pulls; nothing is waited for, no hook runs. What cannot be read is not
+        there: a pull says why. Raises: StreamError.
         """
         base = self._recorded()
         places = self._places(base, local, source)
         places.check(target)
-        return is_applied(places, target, base_digest=base.digest)
+        try:
+            return is_applied(places, target, base_digest=base.digest)
+        except OSError:
+            return False
 
     async def pull(self, local: str, source: str, target: int) -> PullReport:
         """Bring ``local`` to version ``target`` of ``source``.

@@ -31,6 +31,7 @@ from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, S
         (OutcomeUnknown("x"), ExitCode.UNKNOWN),
         (StillPaused("x"), ExitCode.STILL_PAUSED),
         (ValueError("no address"), ExitCode.USAGE),
+        (OSError("no room"), ExitCode.FAILED),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
 )

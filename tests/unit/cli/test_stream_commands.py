@@ -249,6 +249,16 @@ def test_verify_a_local_checkpoint(tmp_path: Path, capsys: Capture) -> None:
     assert shown(capsys, "verify", local, code=3)["error"]["class"] == "PullPending"
 
 
+def test_a_state_that_cannot_be_read_is_told(tmp_path: Path, capsys: Capture) -> None:
+    local = tmp_path / "local"
+    shown(capsys, *pulling(local, 1))
+    state = local / ".weight_sync" / "state.json"
+    state.unlink()
+    state.symlink_to(state)
+    for command in ("inspect", "verify"):
+        assert str(state) in shown(capsys, command, local, code=1)["error"]["message"]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -302,3 +302,7 @@ def test_it_knows_what_is_there(stream: Stream) -> None:
     asyncio.run(bound(puller, stream)(0))
     assert puller.holds(stream.local, stream.source, 0)
     assert not puller.holds(stream.local, stream.source, 1)
+    unreadable = stream.local / ".weight_sync" / "state.json"
+    unreadable.unlink()
+    unreadable.symlink_to(unreadable)
+    assert not puller.holds(stream.local, stream.source, 0)
