@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,9 @@ from hotswap.stream.encodings import Bytes
 from hotswap.stream.publisher import Change
 from hotswap.stream.stored import StoredTensors
 
-__all__ = ["SHARE", "published", "wire_bytes"]
+__all__ = ["SHARE", "Tensors", "published", "tensors_of", "wire_bytes"]
+
+Tensors = dict[str, Bytes]
 
 SHARE = 0.01
 """Of a tensor's elements, how many a version changes."""
@@ -33,7 +35,7 @@ def published(base: Path, *, versions: int) -> Path:
     if not source.is_dir():
         unfinished = source.with_name(f"{source.name}.{os.getpid()}.tmp")
         try:
-            tensors = _tensors_of(base)
+            tensors = tensors_of(base)
             for version in range(1, versions + 1):
                 publish_delta(unfinished, version, [_changes(tensors, seed=version)])
             unfinished.rename(source)
@@ -47,7 +49,7 @@ def wire_bytes(source: Path, version: int) -> int:
     return sum(path.stat().st_size for path in directory_of(source, version).iterdir())
 
 
-def _changes(tensors: MutableMapping[str, Bytes], *, seed: int) -> Iterator[Change]:
+def _changes(tensors: Tensors, *, seed: int) -> Iterator[Change]:
     """What a version changes; ``tensors`` are the new ones once all are through."""
     random = np.random.default_rng(seed)
     for name, old in list(tensors.items()):
@@ -60,8 +62,9 @@ def _changes(tensors: MutableMapping[str, Bytes], *, seed: int) -> Iterator[Chan
         tensors[name] = new
 
 
-def _tensors_of(base: Path) -> dict[str, Bytes]:
-    found = dict[str, Bytes]()
+def tensors_of(base: Path) -> Tensors:
+    """Every tensor's bytes."""
+    found: Tensors = {}
     with StoredTensors.at(base) as stored:
         for name, tensor in stored.tensors.items():
             found[name] = np.empty(tensor.span.length, np.uint8)

@@ -27,8 +27,9 @@ from contrib.bench import pull_side, stream_wire_side
 from contrib.bench.generation_side import SideProcess
 from contrib.bench.machine import THREADS, describe_machine, warm_page_cache
 from contrib.bench.model import LARGE, checkpoint, checkpoint_bytes
+from contrib.bench.pull_stream import Tensors, tensors_of
 from contrib.bench.results import Measure, Report, spread
-from contrib.bench.stream_wire_stream import Tensors, published, stepped, tensors_of
+from contrib.bench.stream_wire_stream import published, stepped
 from hotswap.stream import directory_of
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.gap import encode_gap
@@ -41,6 +42,7 @@ _SHARE = 0.01
 _WIRE_LIMIT = {0.001: 1.0, 0.01: 0.55, 0.03: 1.0}
 _SLACK_BYTES = 64
 _BEHIND = 10
+_MOST_ROUNDS = 5
 _TMPFS = Path("/dev/shm")
 _WIDTH = 2
 
@@ -49,8 +51,8 @@ _Encode = Callable[[Bytes, Bytes], int]
 
 
 def run(*, rounds: int) -> Report:
-    """``rounds`` of each measurement, after one that is not counted."""
-    rounds = min(rounds, 5)
+    """``rounds`` of each measurement, at most 5, after one that is not counted."""
+    rounds = min(rounds, _MOST_ROUNDS)
     base = checkpoint(LARGE, "a")
     wire, publish = _in_memory(base, rounds)
     pulls = _pulls(base, rounds)

@@ -14,25 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from contrib.bench.paths import BENCH_DIR
+from contrib.bench.pull_stream import Tensors, tensors_of
 from hotswap.stream import publish_delta
-from hotswap.stream.encodings import Bytes
-from hotswap.stream.stored import StoredTensors
 
-__all__ = ["published", "stepped", "tensors_of"]
-
-Tensors = dict[str, Bytes]
+__all__ = ["published", "stepped"]
 
 _ELEMENT = np.uint16  # as wide as bf16
-
-
-def tensors_of(base: Path) -> Tensors:
-    """Every tensor's bytes."""
-    found: Tensors = {}
-    with StoredTensors.at(base) as stored:
-        for name, tensor in stored.tensors.items():
-            found[name] = np.empty(tensor.span.length, np.uint8)
-            tensor.read_into(found[name].data)
-    return found
 
 
 def stepped(tensors: Tensors, share: float, *, seed: int) -> Tensors:

@@ -14,17 +14,18 @@ from hotswap.stream.gap_layout import Symbols
 
 __all__ = ["change_piece", "find_changes"]
 
-Words = NDArray[np.uint64]
+_Eights = NDArray[np.uint64]
+"""Eight bytes of a tensor each."""
 
 
 def find_changes(
-    old: Words,
-    new: Words,
+    old: _Eights,
+    new: _Eights,
     bits: np.uint64,
     mask: np.uint64,
     hits: NDArray[np.int64],
     at: NDArray[np.int64],
-    values: Words,
+    values: _Eights,
 ) -> int:
     """Fill ``at`` and ``values`` with the elements of ``bits`` bits that differ; how many.
 
