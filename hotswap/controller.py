@@ -302,7 +302,6 @@ class Controller:
         names, _ = await self._stopped.run(
             Command.RESET, work, mode=PauseMode.IN_PLACE, failed=Outcome.TORN
         )
-        self.coverage.clear()
         return names
 
     async def _update(self, attempt: Attempt) -> UpdateReport:

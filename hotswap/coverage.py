@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hotswap.seams import Plan
+from hotswap.state import Change, Command, Outcome, Weights
 
 __all__ = ["Coverage"]
 
@@ -60,6 +61,15 @@ class Coverage:
     def clear(self) -> None:
         """Begin again."""
         self._covered = frozenset()
+
+    def note_change(self, change: Change) -> None:
+        """An observer of the machine: what overwrites or releases the weights takes what chunks
+        have written with it, whoever waits for that command's end."""
+        weights = change.after.weights
+        is_reset = change.command is Command.RESET and change.outcome is Outcome.DONE
+        is_lost = weights is not Weights.WHOLE and weights is not change.before.weights
+        if is_reset or is_lost or change.outcome is Outcome.TORN:
+            self.clear()
 
     def _with(self, plan: Plan) -> frozenset[str]:
         return self._covered | (self._required - set(plan.missing))

@@ -14,8 +14,8 @@ def raise_limit() -> int:
     """Raise the soft limit of open descriptors towards the hard one; return what it is then.
 
     Each request is a connection, and many shells allow 1024 descriptors: fewer than
-    ``--max-queued-requests`` may wait. Past the limit asyncio of Python 3.11 does nothing
-    but try to accept, and the server stops answering. A higher limit is left as it is.
+    ``--max-queued-requests`` may wait. At the limit no connection is taken before others
+    have closed theirs (:mod:`hotswap.listening`). A higher limit is left as it is.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)

@@ -71,6 +71,7 @@ class UpdatePipeline:
         names = engine.manifest().names
         self._reserve = Reserve(len(names))
         self.coverage: Coverage = Coverage(names)
+        machine.observe(self.coverage.note_change)
         self._stopping: PauseMode | None = None
         self.stamp: WeightStamp = stamp
         self.last_report: UpdateReport | None = None
@@ -115,7 +116,6 @@ class UpdatePipeline:
                 if command is Command.SWAP:
                     await self._pause(PauseMode.RETRACT)
             finally:
-                self.coverage.clear()
                 await uninterrupted(self._settle(Outcome.TORN, now))
 
     async def _run_staged(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
@@ -247,7 +247,7 @@ class UpdatePipeline:
     def _count(self, update: Update, plan: Plan, outcome: Outcome) -> None:
         if outcome is Outcome.DONE and update.chunk:
             self.coverage.add(plan)
-        elif outcome is Outcome.TORN or (outcome is Outcome.DONE and update.scope is Scope.FULL):
+        elif outcome is Outcome.DONE and update.scope is Scope.FULL:
             self.coverage.clear()
 
     def _situation(self, update: Update, plan: Plan | None = None) -> Situation:

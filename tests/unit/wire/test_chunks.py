@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -170,3 +173,47 @@ async def test_a_push_that_has_ended_meanwhile_is_not_given_up() -> None:
         server.controller.coverage.clear()  # as a full update ahead of it does
         entry.__exit__(None, None, None)
     assert state_of(server) is State.PAUSED
+
+
+class ResettingEngine(ModuleEngine):
+    """Stands in the middle of a reset until it may go on, and fails if it shall."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__(tiny_target(TinyModel()))
+        self.resetting = anyio.Event()
+        self.may_end = anyio.Event()
+        self._reset_fails = fails
+
+    async def reset_weights(self, skipped: Sequence[str]) -> tuple[str, ...]:
+        names = self.target.reset(skipped)
+        self.resetting.set()
+        await self.may_end.wait()
+        if self._reset_fails:
+            raise RuntimeError("no more")
+        return names
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_chunks_from_before_a_reset_do_not_count(fails: bool, cancelled: bool) -> None:
+    """However the reset ended, and whoever still waited for it: noise is over them."""
+    engine = ResettingEngine(fails=fails)
+    server = Server(TinyModel())
+    server.engine = engine
+    server.controller = Controller(engine, strategies={PUSHED: PushStrategy()})
+    await server.controller.pause(PauseMode.ABORT)
+    await server.push(chunk(*range(1, len(NAMES))))
+
+    async def reset() -> None:
+        with suppress(RuntimeError):
+            await server.controller.reset()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(reset)
+        await engine.resetting.wait()
+        if cancelled:
+            group.cancel_scope.cancel()
+        engine.may_end.set()
+    assert not server.controller.coverage.begun
+    await server.push(chunk(0))
+    assert state_of(server) is State.INVALID
