@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -119,32 +120,23 @@ def _published(
 
 
 def _run_ranks(spec: dict[str, object]) -> str | None:
-    ranks = [
-        subprocess.Popen(
-            _command("contrib.peers.run_publisher", json.dumps(spec | {"rank": rank})),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(_RANKS)
-    ]
-    errors = [rank.communicate(timeout=_TIMEOUT_S)[1] for rank in ranks]
-    failed = [error for rank, error in zip(ranks, errors, strict=True) if rank.returncode]
-    return failed[0] if failed else None
+    """What the first rank that failed said; the other one cannot go on without it."""
+    messages = [json.dumps(spec | {"rank": rank}) for rank in range(_RANKS)]
+    with ThreadPoolExecutor(_RANKS) as pool:
+        errors = pool.map(partial(_run, "contrib.peers.run_publisher"), messages)
+        return next((error for error in errors if error is not None), None)
 
 
 def _run(module: str, *arguments: str) -> str | None:
-    done = subprocess.run(
-        _command(module, *arguments),
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-    )
-    return done.stderr if done.returncode else None
-
-
-def _command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]
+    """Why the module failed; None when it did not. It is ended at the time-out."""
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, timeout=_TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        return error.stderr or str(error)
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":
