@@ -41,15 +41,16 @@ def print_text(text: str) -> None:
 
 def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     """Tell of ``error``, and return the exit code for it."""
-    from hotswap.client import weights_after
+    from hotswap.client import WeightsAfter, weights_after
 
+    of_disk = isinstance(error, OSError)  # which no server's weights are on
     code = exit_code_of(error)
     told = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
     if as_json:
         shown = {
             "class": type(error).__name__,
             "message": "; ".join(told),
-            "weights": weights_after(error),
+            "weights": WeightsAfter.UNTOUCHED if of_disk else weights_after(error),
             "retryable": bool(getattr(error, "retryable", False)),
             "exit_code": int(code),
         }

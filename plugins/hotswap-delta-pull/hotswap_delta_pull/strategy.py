@@ -20,6 +20,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.pulls import Puller
 from hotswap.seams import Stage
 from hotswap.stream import directory_of
+from hotswap.stream.layout import is_number
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import on_worker_thread
 from hotswap.weights.roots import Roots, roots_of
@@ -99,16 +100,12 @@ def wanted_version(update: Update) -> tuple[Path, int]:
         raise UpdateRejected(f"{update.source!r:.80} is no directory, wanted one of versions")
     path = Path(os.path.normpath(update.source))
     number = path.name.removeprefix("weight_v")
-    if _is_number(number) and directory_of(path.parent, int(number)) == path:
+    if is_number(number) and directory_of(path.parent, int(number)) == path:
         return path.parent, int(number)
-    if update.version is not None and _is_number(update.version):
+    if update.version is not None and is_number(update.version):
         return path, int(update.version)
     raise UpdateRejected(
         f"{update.source!r:.200} is no directory of one version, such as "
         f"{directory_of(path, 7)}, and weight_version is {update.version!r:.80}, wanted the "
         "number of a version; send one or the other"
     )
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18

@@ -16,15 +16,13 @@ from pathlib import Path
 from hotswap.errors import UpdateRejected
 from hotswap.stream import directory_of
 from hotswap.stream.header import MAX_HEADER_BYTES
-from hotswap.stream.layout import INDEX
+from hotswap.stream.layout import INDEX, is_number
 from hotswap.stream.source_file import header_of
 from hotswap.stream.stored import StoredTensors, is_weight_file
 from hotswap.weights.folder import Folder
 from hotswap.weights.layout import find_layout
 
 __all__ = ["what_is_missing"]
-
-_MOST_DIGITS = 18
 
 
 def what_is_missing(root: Path, source: Path, version: str | None) -> str | None:
@@ -61,9 +59,7 @@ def _listed(root: Path, source: Path) -> list[str]:
 
 def _version_directory(source: Path, version: str | None) -> Path | None:
     """Where a stream has ``version``; None for a label that is no published version's number."""
-    if version is None or not version.isascii() or not version.isdecimal():
-        return None
-    number = int(version) if len(version) <= _MOST_DIGITS else 0
+    number = int(version) if version is not None and is_number(version) else 0
     return directory_of(source, number) if number else None
 
 

@@ -256,7 +256,9 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path: Path, capsys: Capture) ->
     state.unlink()
     state.symlink_to(state)
     for command in ("inspect", "verify"):
-        assert str(state) in shown(capsys, command, local, code=1)["error"]["message"]
+        told = shown(capsys, command, local, code=1)["error"]
+        assert str(state) in told["message"]
+        assert told["weights"] == "untouched"
 
 
 class Terminal(io.StringIO):
