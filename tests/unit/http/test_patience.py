@@ -117,20 +117,20 @@ async def test_of_a_list_only_the_prompt_that_waits_ends(impatient: Any) -> None
 
 
 class Clock:
-    """The event loop's, which a test sets ahead."""
+    """The event loop's, which stands still but for what a test sets it ahead."""
 
-    def __init__(self, real: Callable[[], float]) -> None:
-        self._real = real
+    def __init__(self, begin_s: float) -> None:
+        self._begin_s = begin_s
         self.ahead_s = 0.0
 
     def __call__(self) -> float:
-        return self._real() + self.ahead_s
+        return self._begin_s + self.ahead_s
 
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     loop = asyncio.get_running_loop()
-    clock = Clock(loop.time)
+    clock = Clock(loop.time())
     monkeypatch.setattr(loop, "time", clock)
     return clock
 
