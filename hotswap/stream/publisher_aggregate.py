@@ -17,6 +17,7 @@ from hotswap.stream.apply import bytes_of
 from hotswap.stream.checksums import new_hasher
 from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import encode
+from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, spelled
 from hotswap.stream.parallel import run_all
 from hotswap.stream.publisher_diff import Made
@@ -84,6 +85,7 @@ def write_aggregate(
 def _blobs(base_dir: Path, tensors: Sequence[HostTensor], made: Made) -> list[Blob]:
     blobs = dict[str, Blob]()
     with StoredTensors.at(base_dir) as base:
+        _check_known(base, tensors)
         run_all(
             made.pool,
             [
@@ -92,6 +94,16 @@ def _blobs(base_dir: Path, tensors: Sequence[HostTensor], made: Made) -> list[Bl
             ],
         )
     return [blobs[name] for name in sorted(blobs)]
+
+
+def _check_known(base: StoredTensors, tensors: Sequence[HostTensor]) -> None:
+    unknown = sorted({one.name for one in tensors} - base.tensors.keys())
+    if unknown:
+        raise StreamError(
+            f"tensor {unknown[0]!r:.200} ({len(unknown)} in all) is not in the base checkpoint "
+            f"{base.folder.path}, and no delta on it makes one; give the base_dir that servers are "
+            "started with"
+        )
 
 
 def _compare(stored: StoredTensor, tensor: HostTensor, made: Made, blobs: dict[str, Blob]) -> None:

@@ -157,6 +157,15 @@ def test_an_aggregate_needs_the_base(trainer: Trainer) -> None:
         Publisher(trainer.source, run="a", aggregate_every=2)
 
 
+def test_an_aggregate_of_what_the_base_lacks_is_refused_in_words(trainer: Trainer) -> None:
+    more = trainer.states[0] | {"head.weight": torch.zeros(4)}
+    with Publisher(trainer.source, run="a", base_dir=trainer.base, aggregate_every=1) as publisher:
+        publisher.start_from(more)
+        with pytest.raises(StreamError, match=r"tensor 'head.weight' \(1 in all\) is not in"):
+            publisher.publish(more)
+    assert not (trainer.source / DIRECTORY).exists()
+
+
 def test_another_run_is_refused(trainer: Trainer, tmp_path: Path) -> None:
     with Publisher(trainer.source, run="a", base_dir=trainer.base) as publisher:
         trainer.step(publisher)
