@@ -113,7 +113,7 @@ class _Reader:
     def items(self, values: list[Value], *, is_tuple: bool) -> Items:
         self._budget.hold(_ITEMS_BYTES + _PLACE_BYTES * len(values))
         depth = max(map(self.seal, values), default=1)
-        return Items(values=values, is_tuple=is_tuple, depth=depth)
+        return Items(values=values, is_tuple=is_tuple, sealed=is_tuple, depth=depth)
 
     def extend(self, values: list[Value]) -> None:
         target = self.top()

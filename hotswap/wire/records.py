@@ -2,8 +2,8 @@
 
 Rules:
 
-* A record is complete once it stands in another: from then on it is *sealed* and never
-  changes, so that nothing can contain itself.
+* A record is complete once it stands in another, and a tuple from the beginning: from then
+  on it is *sealed* and never changes, so that nothing can contain itself.
 * No record shows its contents in its ``repr``: a payload may name one part twice, that
   part another twice, and so on.
 """

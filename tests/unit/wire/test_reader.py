@@ -83,6 +83,12 @@ def test_the_opcodes_are_those_of_pickletools(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_one_tuple_may_stand_twice_beside_itself(protocol: int) -> None:
+    for shared in (("a", 1), (("a",), 1, 2, 3, 4)):
+        assert plain(said(pickle.dumps([shared, shared], protocol))) == [shared, shared]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_instance_is_its_class_and_its_fields(protocol: int) -> None:
     cls = metadata_class()
     with standing("sglang.srt.weight_sync.tensor_bucket", FlattenedTensorMetadata=cls):
