@@ -69,7 +69,7 @@ def _shortcut(job: Job, source: Source, base: StoredTensors) -> _Way | None:
     if deltas is None:
         return None
     job.local.tally.through(read=blob_bytes(deltas))
-    if not source.agrees(index.version, deltas, base.lengths):
+    if not source.agrees(index.version, deltas, base):
         # Of an earlier run in the same directory, whose version has been published again.
         _log.warning("the aggregate is skipped: version %d is another one", index.version)
         return None

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from hotswap.stream.blobs import Delta, locate_deltas, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
+from hotswap.stream.checksums import checksum
 from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
 from hotswap.stream.source_file import header_text
-from hotswap.stream.stored import StoredTensors, is_weight_file, opened_seed
+from hotswap.stream.stored import StoredTensor, StoredTensors, is_weight_file, opened_seed
 from hotswap.weights.folder import Folder
 from hotswap.weights.roots import Allowed
 
@@ -67,9 +69,10 @@ class Source:
                 )
         return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady)
 
-    def agrees(self, version: int, deltas: Mapping[str, Delta], lengths: Mapping[str, int]) -> bool:
-        """Whether ``deltas``, another way to ``version``, give the tensors that it changes the
-        bytes that it gives them itself; also when it is gone. Reads headers alone.
+    def agrees(self, version: int, deltas: Mapping[str, Delta], base: StoredTensors) -> bool:
+        """Whether ``deltas`` on ``base``, another way to ``version``, give the tensors that it
+        changes the bytes that it gives them itself; also when it is gone. Reads headers, and of
+        ``base`` what ``deltas`` leave as it is.
 
         False for a full version, which is the better way, and where checksums are of two kinds.
         """
@@ -78,13 +81,16 @@ class Source:
                 index = read_index(folder, version=version, names=self.names)
                 if index is None:
                     return False
-                own = locate_deltas(folder, index, lengths)
+                own = locate_deltas(folder, index, base.lengths)
         except SourceNotReady:
             return True
         there = {name: (d.checksum_format, d.checksum) for name, d in deltas.items()}
-        return all(
-            there.get(name) == (index.checksum_format, blob.checksum) for name, blob in own.items()
-        )
+        for name, blob in own.items():
+            kind = index.checksum_format
+            seen = there.get(name) or (kind, _checksum_of(base.tensors[name], kind))
+            if seen != (kind, blob.checksum):
+                return False
+        return True
 
     def digest(self, version: int) -> str:
         """What tells ``version`` from another one of that number: index and headers.
@@ -112,6 +118,15 @@ class Source:
         if self._count is not None:
             self._count(blob_bytes(deltas))
         return deltas
+
+
+def _checksum_of(tensor: StoredTensor, kind: str) -> str:
+    content = np.empty(tensor.span.length, np.uint8)
+    try:
+        tensor.read_into(content.data)
+    except OSError as error:
+        raise SourceNotReady(f"{tensor.file.name}: cannot be read ({error}); pull again") from error
+    return checksum(kind, content.data)
 
 
 def blob_bytes(deltas: Mapping[str, Delta]) -> int:

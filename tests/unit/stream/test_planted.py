@@ -180,6 +180,30 @@ def test_an_aggregate_with_checksums_of_another_kind_is_not_compared(stream: Str
     assert not reach(stream, 2).aggregate
 
 
+def _reverted(stream: Stream) -> None:
+    """Version 3 gives one tensor the base's bytes back, and an aggregate reaches it."""
+    before = stream.tensors[2]
+    name = min(before)
+    stream.tensors.append({**before, name: stream.tensors[0][name]})
+    publish(stream.source, 3, before, stream.tensors[3])
+    add_aggregate(stream, 3)
+
+
+def test_an_aggregate_leaves_out_what_became_the_base_again(stream: Stream) -> None:
+    _reverted(stream)
+    shutil.rmtree(directory_of(stream.source, 1))
+    assert reach(stream, 3).aggregate
+
+
+def test_an_aggregate_that_leaves_out_what_changed_is_of_another_run(stream: Stream) -> None:
+    ours = stream.tensors
+    name = min(ours[0])
+    stream.tensors = [ours[0], ours[1], {**ours[2], name: ours[0][name]}]
+    add_aggregate(stream, 2)
+    stream.tensors = ours
+    assert not reach(stream, 2).aggregate
+
+
 @pytest.mark.parametrize("target", [10**18, 10**5000], ids=["19", "5001"])
 def test_a_version_that_no_index_can_spell_is_refused(stream: Stream, target: int) -> None:
     with pytest.raises(StreamError, match=r"wanted at most 9{18},"):
