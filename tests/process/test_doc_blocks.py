@@ -19,6 +19,7 @@ import pytest
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import GUIDES, PAGES, ROOT, Block, executed
+from tests.untraced import UNTRACED
 
 ADDRESS = "http://127.0.0.1:30000"
 PROGRAM = ".venv/bin/hotswap"
@@ -45,6 +46,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".venv").symlink_to(sys.prefix)
     # A page that keeps something in the home directory must not touch the real one.
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, value in UNTRACED.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

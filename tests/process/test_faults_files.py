@@ -19,6 +19,7 @@ from tests.process.fresh import fresh
 from tests.process.http_client import Streams, client_of
 from tests.process.in_process import load, serving
 from tests.process.served import Served
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +86,7 @@ async def test_a28_refused_updates_hold_nothing_either(
 async def test_a28_the_directory_that_the_server_booted_from(a: Path, tmp_path: Path) -> None:
     boot = tmp_path / "boot"
     shutil.copytree(a, boot)
-    with ServerProcess(boot, environ={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(boot, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
         async with client_of(server.base_url) as client:
             assert held_of(server.pid, boot) == []
             for crime in CRIMES:

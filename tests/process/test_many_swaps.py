@@ -19,6 +19,7 @@ from tests.process.http_client import LIMIT_S, Client, client_of, generate_body
 from tests.process.reference import Reference
 from tests.process.update_routes import MODES
 from tests.tiers import mostly_long
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +30,7 @@ ENDS = {"length", "abort", "503"}
 @pytest.fixture(scope="module")
 def server(a: Path) -> Iterator[ServerProcess]:
     arguments = ("--dtype", "float32", "--while-paused", "hold", "--max-running-requests", "16")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
         yield process
         assert process.exit_code is None, process.log
         assert "Traceback" not in process.log, process.log

@@ -13,6 +13,7 @@ from hotswap.testing.server import ServerProcess
 from tests.process.bad_checkpoints import SECOND_SHARD
 from tests.process.http_client import client_of
 from tests.process.process_memory import AnonPeak, anon_bytes
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -47,7 +48,7 @@ def size_bytes(directory: Path) -> int:
 @pytest.fixture(params=["staged", "direct"])
 def server(big: list[Path], request: pytest.FixtureRequest) -> Iterator[tuple[str, ServerProcess]]:
     arguments = ("--load-mode", request.param)
-    with ServerProcess(big[0], *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
+    with ServerProcess(big[0], *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
         yield request.param, process
 
 

@@ -8,6 +8,7 @@ from schemathesis import GenerationMode
 
 from hotswap.testing.server import ServerProcess
 from tests.process.schema_fuzz import fuzz, operations_of
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.process
 def fuzzed(request: pytest.FixtureRequest, a: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     # Pulls would write wherever the fuzz names an empty place.
     arguments = ("--dialect", getattr(request, "param", "gr"), "--local-root", str(tmp_path))
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
         yield server
         assert server.exit_code is None
         assert "Traceback" not in server.log, server.log

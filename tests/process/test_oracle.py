@@ -22,6 +22,7 @@ from tests.process.http_client import Client, Streams, client_of
 from tests.process.in_process import load, logits_of, serving
 from tests.process.reference import Reference
 from tests.tiers import mostly_long
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -50,7 +51,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @asynccontextmanager
 async def server_on(directory: Path) -> AsyncIterator[Client]:
-    with ServerProcess(directory, environ={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(directory, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
         async with client_of(server.base_url) as client:
             yield client
         assert server.exit_code is None, server.log

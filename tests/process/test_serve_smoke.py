@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -24,6 +26,11 @@ LONG = {
     "stream": True,
     "sampling_params": {"max_new_tokens": 30_000, "ignore_eos": True},
 }
+HALVES = (
+    b"POST /gener",
+    b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Le",
+    b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"text": ',
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(model: Path) -> Iterator[ServerProcess]:
-    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_LOG_LEVEL": "error"}
+    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_LOG_LEVEL": "error", **UNTRACED}
     with ServerProcess(model, environ=environ) as running:
         yield running
 
@@ -92,19 +99,14 @@ def test_a_signal_ends_a_stream_with_abort(server: ServerProcess, number: signal
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"POST /gener",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Le",
-        b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"text": ',
-    ],
-)
-def test_half_a_request_does_not_hold_up_the_end(model: Path, sent: bytes) -> None:
-    with ServerProcess(model, "--graceful-s", "10", environ={"OMP_NUM_THREADS": "1"}) as server:
+def test_half_a_request_does_not_hold_up_the_end(model: Path) -> None:
+    environ = {"OMP_NUM_THREADS": "1", **UNTRACED}
+    with ServerProcess(model, "--graceful-s", "10", environ=environ) as server:
         port = int(server.base_url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as half, server.client() as client:
-            half.sendall(sent)
+        with ExitStack() as halves, server.client() as client:
+            for sent in HALVES:
+                half = halves.enter_context(socket.create_connection(("127.0.0.1", port)))
+                half.sendall(sent)
             assert client.get("/health").status_code == 200
             begun = time.monotonic()
             assert server.stop() == 0
@@ -113,7 +115,9 @@ def test_half_a_request_does_not_hold_up_the_end(model: Path, sent: bytes) -> No
 
 
 def test_a_client_that_reads_nothing_is_cut_off(model: Path) -> None:
-    with ServerProcess(model, "--graceful-s", "0.5", environ={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(
+        model, "--graceful-s", "0.5", environ={"OMP_NUM_THREADS": "1", **UNTRACED}
+    ) as server:
         port = int(server.base_url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as deaf, server.client() as client:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -142,6 +146,7 @@ def test_a_second_server_on_the_port_says_so_in_one_line(
         text=True,
         timeout=60,
         check=False,
+        env={**os.environ, **UNTRACED},
     )
 
     assert second.returncode == 1
@@ -153,4 +158,4 @@ def test_a_second_server_on_the_port_says_so_in_one_line(
 
 def test_a_server_that_does_not_come_up_shows_its_log() -> None:
     with pytest.raises(AssertionError, match="/nonexistent is missing"):
-        ServerProcess("/nonexistent").__enter__()
+        ServerProcess("/nonexistent", environ=UNTRACED).__enter__()

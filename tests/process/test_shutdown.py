@@ -18,6 +18,7 @@ import pytest
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
@@ -118,7 +119,7 @@ async def ended(server: ServerProcess) -> int:
     return await anyio.to_thread.run_sync(server.wait)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", mostly_long(SIGNALS, but=[signal.SIGINT]))
 async def test_an_update_that_is_being_staged_is_dropped(
     gated: Callable[..., ServerProcess], gate: Path, b: Path, number: signal.Signals
 ) -> None:
@@ -219,7 +220,7 @@ async def test_a_second_signal_ends_at_once(
                 await update
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", mostly_long(SIGNALS, but=[signal.SIGTERM]))
 async def test_held_requests_get_503(long: Path, number: signal.Signals) -> None:
     with ServerProcess(long, "--while-paused", "hold", environ={"OMP_NUM_THREADS": "1"}) as server:
         async with watching(server.base_url) as (client, watched):

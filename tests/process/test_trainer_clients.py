@@ -21,6 +21,7 @@ from hotswap.testing.server import ServerProcess
 from tests.process.evidence import Evidence, assert_equal
 from tests.process.fresh import fresh
 from tests.process.http_client import LIMIT_S, Client, Stream, Streams, client_of
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +31,7 @@ STREAMS, TOKENS = 4, 200
 @pytest.fixture(scope="module", params=["gr", "sglang"])
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
     arguments = ("--dialect", request.param, "--while-paused", "hold")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
         yield process
         assert process.exit_code is None, process.log
         assert "Traceback" not in process.log, process.log

@@ -19,6 +19,7 @@ import pytest
 
 from hotswap.testing import EngineTests, PreReadTests, StrategyTests
 from tests.markdown_blocks import ROOT, blocks_of
+from tests.untraced import UNTRACED
 
 PAGES = {
     "hotswap_npz": "write-a-strategy.md",
@@ -119,7 +120,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ET.ElementTree[ET.Elemen
     wanted = f"not ({' or '.join(some)}) or {' or '.join(of_these)}"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={path}", "-k", wanted, "."],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **UNTRACED},
         cwd=root,
         capture_output=True,
         text=True,
