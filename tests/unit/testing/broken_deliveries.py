@@ -135,17 +135,6 @@ class FlipsABit(OtherPayload):
 
 
 @broken_stage(
-    "equal shapes are taken for one tensor",
-    "test_the_bytes_are_those_of_the_source",
-    says=r"twin \[1, 3\] float32 at byte",
-)
-class MixesUpTwins(FileStage):
-    def payload(self, spec: TensorSpec) -> Payload:
-        alike = (one for one in self.manifest.tensors if replace(one, name=spec.name) == spec)
-        return super().payload(replace(spec, name=next(alike).name))
-
-
-@broken_stage(
     "a scalar becomes a vector",
     "test_empty_and_scalar_tensors_are_delivered",
     says=r"scalar of shape \[\] comes as \[1\]",
