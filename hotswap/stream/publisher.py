@@ -49,8 +49,8 @@ def publish_delta(
     which nobody takes for a version; publishing it again completes it.
 
     Raises: TypeError for what is no flat array of ``uint8``; StreamError for version 0 or
-    less, a tensor in two parts, one that changed its length, or one too long for
-    ``overwrite``; UnknownEncoding; OSError.
+    less, one that is published already, a tensor in two parts, one that changed its length,
+    or one too long for ``overwrite``; UnknownEncoding; OSError.
     """
     if version < 1:
         raise StreamError(f"version {version} cannot be published, wanted 1 or more")
@@ -66,6 +66,11 @@ def publish_delta(
             raise StreamError(f"tensor {min(twice)!r} is in two parts, wanted it in one")
         weight_map |= dict.fromkeys(part, file)
     directory = directory_of(Path(source), version)
+    if (directory / INDEX).exists():
+        raise StreamError(
+            f"{directory}: version {version} is published already, and readers may have it; "
+            "publish the next number, or remove the directory when nobody has it"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     for part in files:
         _write(directory / weight_map[next(iter(part))], _file(part))

@@ -247,7 +247,10 @@ class DeliveryTests(Suite, suite=True):
     # --- how
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """A small checkpoint: two tensors of each dtype, and ``probe``, which names the seed."""
+        """A small checkpoint: two tensors of each dtype, and ``probe``, which names the seed.
+
+        ``twin`` has the shape and dtype of another, as most tensors of a real one have.
+        """
         draw = torch.Generator().manual_seed(seed)
         found = {
             f"layers.{number}.{str(dtype).removeprefix('torch.')}": torch.randint(
@@ -256,7 +259,8 @@ class DeliveryTests(Suite, suite=True):
             for dtype in self._dtypes()
             for number in range(2)
         }
-        return {**found, "probe": torch.full((4,), seed).to(self.dtypes[0])}
+        first = next(iter(found.values()))
+        return {**found, "probe": torch.full((4,), seed).to(first.dtype), "twin": first + 1}
 
     def _dtypes(self) -> tuple[torch.dtype, ...]:
         """Those of the class. Raises: WrongFixture."""

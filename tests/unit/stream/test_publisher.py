@@ -143,3 +143,12 @@ def test_what_is_refused_leaves_no_directory_behind(tmp_path: Path) -> None:
         with pytest.raises(StreamError, match=refusal):
             publish_delta(tmp_path, 1, parts)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_version_is_never_written_over(tmp_path: Path) -> None:
+    old = made()
+    directory = publish(tmp_path, 1, old, changed(old, 1))
+    before = {file.name: file.read_bytes() for file in directory.iterdir()}
+    with pytest.raises(StreamError, match="is published already.*publish the next number"):
+        publish(tmp_path, 1, old, changed(old, 2))
+    assert {file.name: file.read_bytes() for file in directory.iterdir()} == before

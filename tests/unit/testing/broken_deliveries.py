@@ -84,7 +84,7 @@ class ForgetsATensor(FileStage):
 @broken_stage(
     "a tensor comes that nobody knows",
     "test_nothing_comes_that_was_not_announced",
-    says=r"optimizer\.step \(bucket 5\)",
+    says=r"optimizer\.step \(bucket 6\)",
 )
 class BringsAStranger(FileStage):
     def buckets(self) -> Iterator[Bucket]:
@@ -135,6 +135,17 @@ class FlipsABit(OtherPayload):
 
 
 @broken_stage(
+    "equal shapes are taken for one tensor",
+    "test_the_bytes_are_those_of_the_source",
+    says=r"twin \[1, 3\] float32 at byte",
+)
+class MixesUpTwins(FileStage):
+    def payload(self, spec: TensorSpec) -> Payload:
+        alike = (one for one in self.manifest.tensors if replace(one, name=spec.name) == spec)
+        return super().payload(replace(spec, name=next(alike).name))
+
+
+@broken_stage(
     "a scalar becomes a vector",
     "test_empty_and_scalar_tensors_are_delivered",
     says=r"scalar of shape \[\] comes as \[1\]",
@@ -179,7 +190,7 @@ class NoHuge(Changed):
 
 
 @broken_stage(
-    "there is one pass and no other", "test_buckets_start_afresh", says=r"delivered 4 tensors"
+    "there is one pass and no other", "test_buckets_start_afresh", says=r"delivered 5 tensors"
 )
 class OnePass(FileStage):
     _only: Iterator[Bucket] | None = None
