@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.process, in_every_flavour]
 
 UPDATE = "/update_weights_from_disk"
 RESET = {"action": "reset_tensors"}
+ENDLESS = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +118,11 @@ async def test_a16_what_cannot_be_done_beside_a_request_is_refused_and_done_late
     served: Served, a: Path, b: Path
 ) -> None:
     client, dialect = served.client, served.dialect
+    # Before the stream begins: it must not be over when it is aborted.
+    wanted = (await fresh(a)).tokens[0]
     before = await client.snapshot()
     async with Streams(client) as streams:
-        stream = streams.start(PROMPTS[0], 400)
+        stream = streams.start(PROMPTS[0], ENDLESS)
         await stream.has_tokens()
         for path, body in ((UPDATE, {"model_path": str(b)}), ("/weights_checker", RESET)):
             message = refusal(dialect, "conflict", await client.post(path, **body))
@@ -129,7 +132,7 @@ async def test_a16_what_cannot_be_done_beside_a_request_is_refused_and_done_late
         reply = await client.call("POST", "/abort_request", {"rid": "nobody"})
         assert (reply.status_code, reply.content) == (200, b"")
         await stream.has_tokens(NEW_TOKENS)
-        assert stream.tokens[:NEW_TOKENS] == (await fresh(a)).tokens[0]
+        assert stream.tokens[:NEW_TOKENS] == wanted
         await client.call("POST", "/abort_request", {"rid": stream.meta["id"]})
         assert (await stream.finished())["meta_info"]["finish_reason"]["type"] == "abort"
     assert await client.snapshot() == before
@@ -149,7 +152,7 @@ async def test_a16_weights_that_differ_are_no_success(served: Served, b: Path) -
 async def test_a16_an_id_that_is_taken_is_no_success(served: Served) -> None:
     client = served.client
     async with Streams(client) as streams:
-        stream = streams.start(PROMPTS[0], 400)
+        stream = streams.start(PROMPTS[0], ENDLESS)
         await stream.has_tokens()
         taken = stream.meta["id"]
         answer = await client.post("/generate", input_ids=PROMPTS[1], rid=taken)

@@ -105,7 +105,7 @@ async def test_a_reset_under_a_pause_leaves_the_server_paused(
 async def test_a_reset_beside_a_stream_is_refused_and_touches_nothing(client: Client) -> None:
     before = await client.checksums()
     async with Streams(client) as streams:
-        stream = streams.start(PROMPTS[0], 400)
+        stream = streams.start(PROMPTS[0], 1800)
         await stream.has_tokens()
         status, reply = await client.post("/weights_checker", action="reset_tensors")
         assert (status in (400, 409), reply["success"]) == (True, False)
@@ -262,7 +262,7 @@ async def test_a_flush_is_told_in_the_dialect(client: Client, dialect: str) -> N
     else:
         assert reply.json()["success"] is True
     async with Streams(client) as streams:
-        stream = streams.start(PROMPTS[0], 400)
+        stream = streams.start(PROMPTS[0], 1800)
         await stream.has_tokens()
         reply = await raw(client, "POST", "/flush_cache")
         assert reply.status_code == 400
@@ -313,7 +313,7 @@ async def test_what_a_server_says_of_itself(client: Client, a: Path) -> None:
 
 async def test_loads_count_what_runs(client: Client) -> None:
     async with Streams(client) as streams:
-        stream = streams.start(PROMPTS[0], 400)
+        stream = streams.start(PROMPTS[0], 1800)
         await stream.has_tokens()
         (load,) = (await client.get("/v1/loads?include=core"))[1]["loads"]
         assert (load["num_reqs"], load["num_running_reqs"], load["num_waiting_reqs"]) == (1, 1, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from hotswap.engine.generation import EmbeddedGeneration
 from hotswap.engine.kv import KvCache, KvShape
 from hotswap.engine.model import CausalLm
 from hotswap.seams import GenerateRequest, SamplingParams, TokenChunk
-from hotswap.types import Scope, WeightStamp
+from hotswap.types import PauseMode, Scope, WeightStamp
 from hotswap.weights.checkpoint import Checkpoint
 
 _PATIENCE_S = 30.0
@@ -40,6 +41,14 @@ def submit(
     """Submit with ``ignore_eos`` unless said otherwise."""
     params = SamplingParams(**{"ignore_eos": True, **sampling})
     return engine.submit(GenerateRequest(rid=rid, input_ids=ids, sampling=params))
+
+
+@asynccontextmanager
+async def together(engine: EmbeddedEngine) -> AsyncIterator[None]:
+    """What is submitted within is all there before the next forward pass."""
+    await engine.pause(PauseMode.IN_PLACE)
+    yield
+    await engine.resume()
 
 
 async def chunks_of(generation: EmbeddedGeneration) -> list[TokenChunk]:

@@ -21,6 +21,7 @@ from tests.unit.engine.driving import (
     load_while_paused,
     random_ids,
     submit,
+    together,
     tokens_of,
 )
 
@@ -189,9 +190,10 @@ async def test_pauses_meet_requests_in_every_stage(mode: PauseMode, checkpoint: 
         directory, chunked_prefill_size=20, max_running_requests=2
     ) as engine:
         gate = Turnstile(engine, passes=3)
-        running = submit(engine, [1, 2, 3], rid="running", max_new_tokens=5)
-        prefilling = submit(engine, LONG, rid="prefilling", max_new_tokens=5)
-        queued = submit(engine, LONG, rid="queued", max_new_tokens=5)
+        async with together(engine):
+            running = submit(engine, [1, 2, 3], rid="running", max_new_tokens=5)
+            prefilling = submit(engine, LONG, rid="prefilling", max_new_tokens=5)
+            queued = submit(engine, LONG, rid="queued", max_new_tokens=5)
         await gate.reached()
         assert engine.in_flight == InFlightCounts(running=2, waiting=1, holding_kv=2)
         pausing = asyncio.ensure_future(engine.pause(mode))

@@ -23,6 +23,7 @@ from tests.unit.engine.driving import (
     generate_all,
     random_ids,
     submit,
+    together,
     tokens_of,
 )
 
@@ -57,14 +58,15 @@ async def test_what_does_not_fit_waits_and_runs_later(directory: Path) -> None:
         alone = [await generate(plain, text, max_new_tokens=6) for text in many]
     async with EmbeddedEngine.from_directory(directory, max_total_tokens=4 * BLOCK) as engine:
         gate = Turnstile(engine, passes=1)
-        together = [
-            submit(engine, text, rid=str(n), max_new_tokens=6) for n, text in enumerate(many)
-        ]
+        async with together(engine):
+            ones = [
+                submit(engine, text, rid=str(n), max_new_tokens=6) for n, text in enumerate(many)
+            ]
         await gate.reached()
         # Each needs two blocks: one for its prompt, one for what comes after.
         assert engine.in_flight == InFlightCounts(running=2, waiting=3, holding_kv=2)
         gate.open()
-        assert [tokens_of(await chunks_of(one)) for one in together] == alone
+        assert [tokens_of(await chunks_of(one)) for one in ones] == alone
         assert engine.load.retractions == 0
 
 
@@ -74,8 +76,8 @@ async def test_the_youngest_gives_way_and_is_computed_again(directory: Path) -> 
     async with EmbeddedEngine.from_directory(directory) as plain:
         alone = [await generate(plain, text, **sampling) for text in many]
     async with EmbeddedEngine.from_directory(directory, max_total_tokens=4 * BLOCK) as engine:
-        together = [submit(engine, text, rid=str(n), **sampling) for n, text in enumerate(many)]
-        ends = [await chunks_of(one) for one in together]
+        ones = [submit(engine, text, rid=str(n), **sampling) for n, text in enumerate(many)]
+        ends = [await chunks_of(one) for one in ones]
         assert [tokens_of(chunks) for chunks in ends] == alone
         # Three of them outgrow four blocks: the last to come waits for one to end, once.
         assert [chunks[-1].num_retractions for chunks in ends] == [0, 0, 1]
@@ -124,10 +126,11 @@ async def test_a_drain_waits_for_those_that_had_to_give_way(directory: Path) -> 
         directory, max_total_tokens=4 * BLOCK, max_running_requests=3
     ) as engine:
         gate = Turnstile(engine, passes=2)
-        running = [
-            submit(engine, text, rid=str(n), max_new_tokens=30) for n, text in enumerate(many)
-        ]
-        queued = submit(engine, [50], rid="queued", max_new_tokens=3)
+        async with together(engine):
+            running = [
+                submit(engine, text, rid=str(n), max_new_tokens=30) for n, text in enumerate(many)
+            ]
+            queued = submit(engine, [50], rid="queued", max_new_tokens=3)
         await gate.reached()
         assert engine.in_flight == InFlightCounts(running=3, waiting=1, holding_kv=3)
         pausing = asyncio.ensure_future(engine.pause(PauseMode.WAIT))
@@ -148,9 +151,10 @@ async def test_pauses_while_one_has_given_way(mode: PauseMode, directory: Path) 
         alone = [await generate(plain, text, max_new_tokens=30) for text in many]
     async with EmbeddedEngine.from_directory(directory, max_total_tokens=4 * BLOCK) as engine:
         gate = Turnstile(engine, passes=16)
-        together = [
-            submit(engine, text, rid=str(n), max_new_tokens=30) for n, text in enumerate(many)
-        ]
+        async with together(engine):
+            ones = [
+                submit(engine, text, rid=str(n), max_new_tokens=30) for n, text in enumerate(many)
+            ]
         await gate.reached()
         assert engine.in_flight == InFlightCounts(running=2, waiting=1, holding_kv=2)
         pausing = asyncio.ensure_future(engine.pause(mode))
@@ -159,7 +163,7 @@ async def test_pauses_while_one_has_given_way(mode: PauseMode, directory: Path) 
         aborted = (await pausing).num_aborted
         assert aborted == (3 if mode is PauseMode.ABORT else 0)
         await engine.resume()
-        ends = [await chunks_of(one) for one in together]
+        ends = [await chunks_of(one) for one in ones]
         if mode is PauseMode.ABORT:
             assert [chunks[-1].finish_reason for chunks in ends] == ["abort"] * 3
         else:

@@ -19,6 +19,7 @@ from tests.unit.engine.driving import (
     generate_all,
     prompts,
     submit,
+    together,
     tokens_of,
 )
 
@@ -37,9 +38,11 @@ async def test_abort_ends_everything_with_what_it_has(checkpoint: Make) -> None:
         whole = await generate_all(engine, prompts(4), max_new_tokens=30)
         await engine.flush()
         gate = Turnstile(engine, passes=5)
-        open_ones = [
-            submit(engine, ids, rid=str(n), max_new_tokens=30) for n, ids in enumerate(prompts(4))
-        ]
+        async with together(engine):
+            open_ones = [
+                submit(engine, ids, rid=str(n), max_new_tokens=30)
+                for n, ids in enumerate(prompts(4))
+            ]
         await gate.reached()
         assert engine.in_flight == InFlightCounts(running=2, waiting=2, holding_kv=2)
         pausing = asyncio.ensure_future(engine.pause(PauseMode.ABORT))
@@ -64,9 +67,10 @@ async def test_retract_drops_kv_and_recomputes_to_the_same_tokens(checkpoint: Ma
         whole = await generate_all(engine, prompts(5), **sampling)
         await engine.flush()
         gate = Turnstile(engine, passes=7)
-        open_ones = [
-            submit(engine, ids, rid=str(n), **sampling) for n, ids in enumerate(prompts(5))
-        ]
+        async with together(engine):
+            open_ones = [
+                submit(engine, ids, rid=str(n), **sampling) for n, ids in enumerate(prompts(5))
+            ]
         await gate.reached()
         pausing = asyncio.ensure_future(engine.pause(PauseMode.RETRACT))
         await posted(pausing)
@@ -88,8 +92,9 @@ async def test_retracted_requests_start_again_before_those_that_came_later(
     directory = checkpoint(arch="qwen3")
     async with EmbeddedEngine.from_directory(directory, max_running_requests=2) as engine:
         gate = Turnstile(engine, passes=3)
-        first = [submit(engine, PROMPT, rid=f"a{n}", max_new_tokens=9) for n in range(2)]
-        later = submit(engine, PROMPT, rid="b", max_new_tokens=9)
+        async with together(engine):
+            first = [submit(engine, PROMPT, rid=f"a{n}", max_new_tokens=9) for n in range(2)]
+            later = submit(engine, PROMPT, rid="b", max_new_tokens=9)
         await gate.reached()
         pausing = asyncio.ensure_future(engine.pause(PauseMode.RETRACT))
         await posted(pausing)
@@ -132,8 +137,9 @@ async def test_wait_lets_the_running_finish_and_starts_nothing_new(checkpoint: M
     directory = checkpoint(arch="qwen3")
     async with EmbeddedEngine.from_directory(directory, max_running_requests=2) as engine:
         gate = Turnstile(engine, passes=3)
-        running = [submit(engine, PROMPT, rid=f"a{n}", max_new_tokens=12) for n in range(2)]
-        waiting = submit(engine, PROMPT, rid="b", max_new_tokens=12)
+        async with together(engine):
+            running = [submit(engine, PROMPT, rid=f"a{n}", max_new_tokens=12) for n in range(2)]
+            waiting = submit(engine, PROMPT, rid="b", max_new_tokens=12)
         await gate.reached()
         pausing = asyncio.ensure_future(engine.pause(PauseMode.WAIT))
         await posted(pausing)
