@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hotswap.testing.module_engine import HeldPieces, HeldTensor, ModuleEngine
 from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
 from hotswap.transaction import Transaction, TransactionOutcome
 from hotswap.types import Bucket, LoadMode, Manifest, Payload, Scope, TensorSpec, WeightStamp
+from hotswap.weights.memory import trim_heap
 from hotswap.weights.pieces import spec_of
 from hotswap.weights.target import WeightTarget
 
@@ -327,6 +329,9 @@ async def test_staging_holds_one_checkpoint_in_the_live_dtype_and_gives_it_back(
     engine = ModuleEngine(WeightTarget(module))
     source = torch.zeros(8 * MIB).fill_(1.5)
     payloads = {name: HeldPieces(name, source) for name in "abcd"}
+    # What the tests before this one have left unused would otherwise go back in between.
+    gc.collect()
+    trim_heap()
     before = _anonymous_bytes()
     async with Transaction(engine, plan_of(engine, payloads)) as transaction:
         await transaction.write(list(payloads.items()))
