@@ -6,8 +6,13 @@ summary is written; the counts come with the reports, as user properties.
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
+
+# How long one example takes says how busy the machine is, and nothing of what is tested.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

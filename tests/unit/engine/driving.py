@@ -70,8 +70,10 @@ async def generate(engine: EmbeddedEngine, ids: Sequence[int], **sampling: Any) 
 async def generate_all(
     engine: EmbeddedEngine, many: Sequence[Sequence[int]], **sampling: Any
 ) -> list[list[int]]:
-    """Tokens of many requests that run together."""
-    open_ones = [submit(engine, ids, rid=str(n), **sampling) for n, ids in enumerate(many)]
+    """Tokens of many requests that run together, from the first pass: in bf16 they depend on
+    how many are computed at once."""
+    async with together(engine):
+        open_ones = [submit(engine, ids, rid=str(n), **sampling) for n, ids in enumerate(many)]
     return [tokens_of(await chunks_of(generation)) for generation in open_ones]
 
 
