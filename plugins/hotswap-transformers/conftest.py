@@ -85,13 +85,22 @@ class Drive:
         """The token ids in them."""
         return [chunk.token_id for chunk in chunks if chunk.token_id is not None]
 
-    async def generate(
+    async def submit_together(
         self, engine: TransformersEngine, many: Sequence[Sequence[int]], **sampling: Any
-    ) -> list[list[int]]:
-        """Tokens of requests that run together."""
+    ) -> list[EmbeddedGeneration]:
+        """Submit all before the next forward pass: none is a pass ahead of another."""
+        await engine.pause(PauseMode.IN_PLACE)
         open_ones = [
             self.submit(engine, ids, rid=str(number), **sampling) for number, ids in enumerate(many)
         ]
+        await engine.resume()
+        return open_ones
+
+    async def generate(
+        self, engine: TransformersEngine, many: Sequence[Sequence[int]], **sampling: Any
+    ) -> list[list[int]]:
+        """Tokens of requests that run together, from the first pass."""
+        open_ones = await self.submit_together(engine, many, **sampling)
         return [self.tokens(await self.chunks(generation)) for generation in open_ones]
 
     async def update(self, engine: TransformersEngine, directory: Path, *, epoch: int) -> None:

@@ -53,10 +53,7 @@ async def test_abort_ends_everything_with_what_it_has(drive: Any) -> None:
     async with drive.running(max_running_requests=2) as engine:
         whole = await drive.generate(engine, PROMPTS, max_new_tokens=30)
         passes = drive.passes(engine, count=5)
-        open_ones = [
-            drive.submit(engine, ids, rid=str(number), max_new_tokens=30)
-            for number, ids in enumerate(PROMPTS)
-        ]
+        open_ones = await drive.submit_together(engine, PROMPTS, max_new_tokens=30)
         await passes.held()
         assert engine.in_flight == InFlightCounts(running=2, waiting=2, holding_kv=2)
         pausing = asyncio.ensure_future(engine.pause(PauseMode.ABORT))
@@ -74,10 +71,7 @@ async def test_retract_computes_again_to_the_same_tokens(drive: Any) -> None:
     async with drive.running(max_running_requests=3) as engine:
         whole = await drive.generate(engine, PROMPTS, **sampling)
         passes = drive.passes(engine, count=7)
-        open_ones = [
-            drive.submit(engine, ids, rid=str(number), **sampling)
-            for number, ids in enumerate(PROMPTS)
-        ]
+        open_ones = await drive.submit_together(engine, PROMPTS, **sampling)
         await passes.held()
         pausing = asyncio.ensure_future(engine.pause(PauseMode.RETRACT))
         await posted(pausing)
@@ -111,8 +105,7 @@ async def test_in_place_goes_on_from_where_it_stood(drive: Any) -> None:
 async def test_wait_lets_what_runs_end_and_starts_nothing(drive: Any) -> None:
     async with drive.running(max_running_requests=1) as engine:
         passes = drive.passes(engine, count=2)
-        first = drive.submit(engine, [1, 2], rid="a", max_new_tokens=9)
-        second = drive.submit(engine, [3, 4], rid="b", max_new_tokens=9)
+        first, second = await drive.submit_together(engine, [[1, 2], [3, 4]], max_new_tokens=9)
         await passes.held()
         pausing = asyncio.ensure_future(engine.pause(PauseMode.WAIT))
         await posted(pausing)
@@ -224,8 +217,7 @@ async def test_a_relabel_keeps_what_is_cached(drive: Any) -> None:
 async def test_an_abort_ends_the_stream(drive: Any, waiting: bool) -> None:
     async with drive.running(max_running_requests=1) as engine:
         passes = drive.passes(engine, count=2)
-        first = drive.submit(engine, [1, 2], rid="first", max_new_tokens=9)
-        second = drive.submit(engine, [3, 4], rid="second", max_new_tokens=9)
+        first, second = await drive.submit_together(engine, [[1, 2], [3, 4]], max_new_tokens=9)
         await passes.held()
         aborted, other = (second, first) if waiting else (first, second)
         aborted.abort()
@@ -252,10 +244,7 @@ async def test_a_client_that_reads_nothing_stops_nobody(drive: Any) -> None:
 async def test_an_engine_that_ends_ends_its_requests(drive: Any) -> None:
     async with drive.running(max_running_requests=1) as engine:
         passes = drive.passes(engine, count=1)
-        open_ones = [
-            drive.submit(engine, [number + 1], rid=str(number), max_new_tokens=50)
-            for number in range(2)
-        ]
+        open_ones = await drive.submit_together(engine, [[1], [2]], max_new_tokens=50)
         await passes.held()
         ending = asyncio.ensure_future(asyncio.to_thread(engine.close))
         await posted(ending)

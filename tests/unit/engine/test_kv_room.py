@@ -76,7 +76,8 @@ async def test_the_youngest_gives_way_and_is_computed_again(directory: Path) -> 
     async with EmbeddedEngine.from_directory(directory) as plain:
         alone = [await generate(plain, text, **sampling) for text in many]
     async with EmbeddedEngine.from_directory(directory, max_total_tokens=4 * BLOCK) as engine:
-        ones = [submit(engine, text, rid=str(n), **sampling) for n, text in enumerate(many)]
+        async with together(engine):
+            ones = [submit(engine, text, rid=str(n), **sampling) for n, text in enumerate(many)]
         ends = [await chunks_of(one) for one in ones]
         assert [tokens_of(chunks) for chunks in ends] == alone
         # Three of them outgrow four blocks: the last to come waits for one to end, once.
