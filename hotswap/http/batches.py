@@ -60,7 +60,9 @@ def expanded(body: GenerateBody, *, temperature: float) -> Batch:
         samplings=[
             one.params(sample, temperature=temperature) for one in bodies for sample in range(one.n)
         ],
-        rids=_rids(body.rid, counts, is_list=is_list),
+        rids=_rids(
+            body.rid if body.request_id is None else body.request_id, counts, is_list=is_list
+        ),
         is_list=is_list,
         shown=_shown(body, bodies, many=many),
     )

@@ -6,7 +6,7 @@ leaves it open. Which routes there are, and what they do, is the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -54,8 +54,13 @@ class Dialect(Protocol):
         """How long a client waits for a reply before it is a 504; 0 for ever."""
         ...
 
-    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
-        """What ``meta_info`` of a whole reply of ``/generate`` has besides."""
+    def own_meta(
+        self, rid: str, reply: Mapping[str, object], *, score: float | None
+    ) -> dict[str, object]:
+        """What ``meta_info`` of a whole ``reply`` of ``/generate`` has besides.
+
+        ``score`` is the log-probability of its tokens together, None if nobody asked.
+        """
         ...
 
     def health(self, body: Mapping[str, object], *, status: int) -> Response:

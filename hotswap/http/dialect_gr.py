@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -29,9 +29,17 @@ class GrDialect:
     def __repr__(self) -> str:
         return "<GrDialect>"
 
-    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
-        """GR's names of what is there already; there is one beam."""
-        return {"request_id": rid, "token_ids": output_ids, "beam_width": 1}
+    def own_meta(
+        self, rid: str, reply: Mapping[str, object], *, score: float | None
+    ) -> dict[str, object]:
+        """GR's names of what is there already; there is one beam, whose text is the reply's."""
+        tokens, finish = reply["output_ids"], _finish(reply["meta_info"])
+        beam = {
+            "output_ids": tokens,
+            "text": "",
+            "meta_info": {"finish_reason": finish, "sequence_score": score},
+        }
+        return {"request_id": rid, "token_ids": tokens, "beam_width": 1, "beam_results": [beam]}
 
     def health(self, body: Mapping[str, object], *, status: int) -> Response:
         """JSON."""
@@ -73,3 +81,9 @@ class GrDialect:
             wire = replace(wire, status=400)
         body = error_body(error, wire=wire, reports_success=True)
         return Json(body, status_code=wire.status)
+
+
+def _finish(meta: object) -> str | None:
+    """One word, as a beam of GR has it, of SGLang's object."""
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return reason.get("type") if isinstance(reason, dict) else None

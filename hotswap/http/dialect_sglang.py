@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -73,7 +73,9 @@ class SglangDialect:
     def __repr__(self) -> str:
         return "<SglangDialect>"
 
-    def own_meta(self, rid: str, output_ids: Sequence[int]) -> dict[str, object]:
+    def own_meta(
+        self, rid: str, reply: Mapping[str, object], *, score: float | None
+    ) -> dict[str, object]:
         """Nothing is told apart from reasoning here, so none of the tokens counts as that."""
         return {"reasoning_tokens": 0}
 

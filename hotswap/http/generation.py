@@ -123,8 +123,7 @@ class _Reply:
         return [self._whole_of(one) for one in self._begun]
 
     def _whole_of(self, one: Transcription) -> dict[str, object]:
-        dialect = self._serving.dialect
-        return one.whole(dialect.own_meta(one.ticket.rid, one.transcript.output_ids))
+        return one.whole(self._serving.dialect)
 
     async def stream(self, events: EventStream) -> None:
         """Events of all of them as they come; those of a list say which by ``index``.

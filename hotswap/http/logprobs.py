@@ -122,6 +122,7 @@ class ScoreSheet:
         self._texts: dict[int, str] = {}
         self._inputs = _Columns(wanted)
         self._outputs = _Columns(wanted)
+        self.output_total = 0.0
 
     def __repr__(self) -> str:
         return f"<ScoreSheet {len(self._inputs.tokens)} in, {len(self._outputs.tokens)} out>"
@@ -132,6 +133,7 @@ class ScoreSheet:
             self._inputs.add(one, self._entry, is_known=number > 0)
         if chunk.logprob is not None:
             self._outputs.add(chunk.logprob, self._entry)
+            self.output_total += max(chunk.logprob.logprob or 0.0, _LEAST)
 
     def meta(self) -> dict[str, object]:
         """The keys that they have in ``meta_info``."""

@@ -52,9 +52,15 @@ _META = _object(
         "weight_epoch": _COUNT,
     },
     {
-        f"{side}_{kind}_logprobs": _list({"type": ["array", "null"]})
-        for side in ("input", "output")
-        for kind in ("token", "top", "token_ids")
+        "request_id": _TEXT,
+        "token_ids": _list(_COUNT),
+        "beam_width": _COUNT,
+        "beam_results": _list(_object({"output_ids": _list(_COUNT), "meta_info": _ANY_OBJECT})),
+        **{
+            f"{side}_{kind}_logprobs": _list({"type": ["array", "null"]})
+            for side in ("input", "output")
+            for kind in ("token", "top", "token_ids")
+        },
     },
 )
 _GENERATED = _object({"text": _TEXT, "output_ids": _list(_COUNT), "meta_info": _META})

@@ -123,13 +123,17 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``/generate``: one prompt as ``text`` or as ``input_ids``, or a list of such."""
+    """``/generate``: one prompt as ``text`` or as ``input_ids``, or a list of such.
+
+    ``request_id`` is another name of ``rid``, and wins, as in GR.
+    """
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: SamplingBody | list[SamplingBody] = SamplingBody()
     stream: bool = False
     rid: Rid | list[Rid] | None = None
+    request_id: Rid | list[Rid] | None = None
     return_logprob: bool | list[bool] = False
     logprob_start_len: int | list[int] = -1
     top_logprobs_num: int | list[int] = 0

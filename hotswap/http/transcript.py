@@ -77,6 +77,11 @@ class Transcript:
         """Why the engine ended it with ``error``; None where it does not say."""
         return None if self._end is None else self._end.error
 
+    @property
+    def score(self) -> float | None:
+        """The log-probabilities of the output tokens, added up; None if nobody asked."""
+        return None if self._scores is None else self._scores.output_total
+
     def add(self, chunk: TokenChunk, *, stream: bool = False) -> None:
         """Take a chunk. ``stream`` also decodes it, for ``reply`` before the end."""
         self._cached_tokens = max(self._cached_tokens, chunk.cached_tokens)

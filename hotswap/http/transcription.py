@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import cast
 
+from hotswap.http.dialect import Dialect
 from hotswap.http.errors import GenerationFailed
 from hotswap.http.in_flight import Ticket
 from hotswap.http.transcript import Transcript
@@ -36,9 +37,10 @@ class Transcription:
     def __repr__(self) -> str:
         return f"<Transcription {self.ticket.rid} {self.ticket.state}>"
 
-    def whole(self, own: Mapping[str, object]) -> dict[str, object]:
-        """The body of a reply, ``own`` in its ``meta_info`` besides."""
+    def whole(self, dialect: Dialect) -> dict[str, object]:
+        """The body of a reply, with what ``dialect`` has in its ``meta_info`` besides."""
         reply = self.transcript.reply()
+        own = dialect.own_meta(self.ticket.rid, reply, score=self.transcript.score)
         cast(dict[str, object], reply["meta_info"]).update(own)
         return reply
 

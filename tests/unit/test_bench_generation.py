@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from contrib.bench.__main__ import chosen
 from contrib.bench.generation_engine import near_best
 from contrib.bench.generation_http import steps
 from contrib.bench.generation_side import joint_rate, prompts
-from contrib.bench.generation_swap import SwapSeen, longest_gap
+from contrib.bench.generation_swap import SwapSeen, longest_gap, widest
+from contrib.bench.neighbours import Moment
 from contrib.bench.turns import turns
 
 
@@ -41,6 +44,10 @@ def test_the_gap_is_that_of_the_stream_that_waited_longest() -> None:
     assert longest_gap([calm, late], 2.6, 3.5) == 1.5
 
 
+def test_of_the_longest_gap_it_is_known_when_it_was() -> None:
+    assert widest([[0.0, 1.0, 2.0, 3.0], [0.0, 1.2, 2.9, 3.0]], 0.5, 2.5) == (1.2, 2.9)
+
+
 def test_a_gap_that_spans_the_whole_swap_counts() -> None:
     assert longest_gap([[0.0, 5.0]], 2.0, 3.0) == 5.0
 
@@ -53,14 +60,35 @@ def test_a_stream_that_was_over_has_no_gap() -> None:
 def test_pause_and_recomputed_texts_are_allowed_for() -> None:
     swap = SwapSeen(
         step_ms=100.0,
-        calm_ms=110.0,
         gap_ms=1000.0,
+        gap_at_ms=150.0,
+        window_ms=1200.0,
+        others_ms=10.0,
         paused_ms=50.0,
         staged_ms=200.0,
         recompute_ms=800.0,
     )
 
     assert swap.extra_steps == 1.5
+
+
+def test_what_others_had_is_neither_ones_own_nor_negative() -> None:
+    before = Moment(busy_s=100.0, own_s=40.0, stolen_s=5.0)
+
+    # Of 4 seconds 3 were our own, and the host had a quarter of one.
+    after = Moment(busy_s=104.0, own_s=43.0, stolen_s=5.25)
+    assert after.others_s(before) == 1.25
+    # The kernel adds up a process and the machine at different moments.
+    early = Moment(busy_s=101.0, own_s=41.25, stolen_s=5.0)
+    assert early.others_s(before) == 0.0
+
+
+def test_the_machine_has_been_busy_for_longer_than_this_process() -> None:
+    now = Moment.now(os.getpid())
+
+    assert now.busy_s > 0
+    assert now.own_s > 0
+    assert Moment.now(os.getpid()).busy_s >= now.busy_s
 
 
 def test_ways_near_the_best_go_on() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+import anyio
 import pytest
 import torch
 
@@ -12,7 +15,16 @@ from hotswap.engine.graphs import DecodeGraphs, graph_sizes, use_cuda_graphs
 from hotswap.engine.loading import load_model
 from hotswap.types import PauseMode, WeightStamp
 from tests.unit.engine.conftest import Make
-from tests.unit.engine.driving import generate_all, load_while_paused, prompts
+from tests.unit.engine.driving import (
+    Turnstile,
+    chunks_of,
+    generate_all,
+    load_while_paused,
+    prompts,
+    submit,
+    together,
+    tokens_of,
+)
 
 
 class Replays:
@@ -65,3 +77,44 @@ async def test_tokens_are_those_of_the_eager_pass_before_and_after_a_swap(
         await load_while_paused(engine, b, WeightStamp(epoch=1))
         await engine.resume()
         assert await generate_all(engine, prompts(7), max_new_tokens=12) == wanted[1]
+
+
+async def tokens_through_a_swap(
+    a: Path, b: Path, mode: PauseMode, replays: Replays | None
+) -> list[list[int]]:
+    """Of five texts that have a few tokens when the weights become those of ``b``."""
+    async with EmbeddedEngine.from_directory(a, device="cpu", max_running_requests=5) as engine:
+        decoder = engine.model.model
+        if replays is not None:
+            with torch.inference_mode():
+                decoder.graphs = DecodeGraphs(
+                    decoder, sizes=graph_sizes(5), capture=replays.capture
+                )
+        gate = Turnstile(engine, passes=4)
+        async with together(engine):
+            running = [
+                submit(engine, ids, rid=str(n), max_new_tokens=20)
+                for n, ids in enumerate(prompts(5))
+            ]
+        await gate.reached()
+        pausing = asyncio.ensure_future(engine.pause(mode))
+        await anyio.lowlevel.checkpoint()
+        gate.open()
+        await pausing
+        await load_while_paused(engine, b, WeightStamp(epoch=1))
+        await engine.resume()
+        ended = [await chunks_of(generation) for generation in running]
+    assert {chunk.stamp.epoch for chunks in ended for chunk in chunks} == {0, 1}
+    return [tokens_of(chunks) for chunks in ended]
+
+
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_texts_that_live_through_a_swap_are_those_of_eager_passes(
+    mode: PauseMode, checkpoint: Make
+) -> None:
+    a, b = checkpoint(arch="qwen3", seed=1), checkpoint(arch="qwen3", seed=2)
+    replays = Replays()
+    eager = await tokens_through_a_swap(a, b, mode, None)
+
+    assert await tokens_through_a_swap(a, b, mode, replays) == eager
+    assert replays.count > 0

@@ -36,8 +36,10 @@ async def test_a_whole_reply(serving: Any, method: str, prompt: dict[str, object
     assert set(body) == {"text", "output_ids", "meta_info"}
     assert (body["text"], body["output_ids"]) == ("ok", [111, 107])
     meta = body["meta_info"]
-    assert set(meta) == META_KEYS | {"request_id", "token_ids", "beam_width"}
+    assert set(meta) == META_KEYS | {"request_id", "token_ids", "beam_width", "beam_results"}
     assert (meta["request_id"], meta["token_ids"], meta["beam_width"]) == ("r1", [111, 107], 1)
+    ended = {"finish_reason": "length", "sequence_score": None}
+    assert meta["beam_results"] == [{"output_ids": [111, 107], "text": "", "meta_info": ended}]
     assert meta["id"] == "r1"
     assert meta["finish_reason"] == {"type": "length", "length": 2}
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
@@ -85,6 +87,17 @@ async def test_sampling_parameters_reach_the_engine(serving: Any) -> None:
         repetition_penalty=1.2,
         skip_special_tokens=False,
     )
+
+
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+async def test_the_other_name_of_the_id(serve: Callable[..., Any], dialect: str) -> None:
+    serving = serve(dialect=dialect)
+    for named in ({"request_id": "r"}, {"request_id": "r", "rid": "x"}):
+        _, one = await serving.json("POST", "/generate", json={"text": "a", **named})
+        assert (one["meta_info"]["id"], "ignored" in one["meta_info"]) == ("r", False)
+    ids = {"text": ["a", "b"], "request_id": ["x", "y"]}
+    _, each = await serving.json("POST", "/generate", json=ids)
+    assert [reply["meta_info"]["id"] for reply in each] == ["x", "y"]
 
 
 async def test_requests_without_an_id_get_different_ones(serving: Any) -> None:

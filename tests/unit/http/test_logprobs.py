@@ -54,6 +54,8 @@ async def test_what_slime_reads(serve: Callable[..., Any]) -> None:
     assert meta["output_token_logprobs"] == [[-0.5, 120, None], [-2.25, 121, None]]
     assert meta["input_token_logprobs"] == []
     assert KEYS & set(meta) == {"input_token_logprobs", "output_token_logprobs"}
+    # What a beam of GR has for its score.
+    assert meta["beam_results"][0]["meta_info"]["sequence_score"] == -2.75
 
 
 async def test_nothing_of_it_without_return_logprob(serve: Callable[..., Any]) -> None:
