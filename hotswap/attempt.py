@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 
 from hotswap.seams import Plan
+from hotswap.sparse.commit import SparseTransaction
+from hotswap.sparse.origin import Origin
 from hotswap.state import Command
 from hotswap.transaction import Transaction
-from hotswap.types import Update, UpdateReport, WeightStamp
+from hotswap.types import CommitMode, Update, UpdateReport, WeightStamp
 
 __all__ = ["Attempt", "Phase", "Progress", "UpdateNews"]
 
@@ -64,7 +66,8 @@ class Attempt:
 
     ``outcome`` is None until the weights have changed for good, then ``committed``
     or ``rolled_forward``, and ``result`` what that did. ``stopped`` is when forward
-    passes ended for its sake. ``tell`` hears of every step.
+    passes ended for its sake. ``tell`` hears of every step. ``origin`` is which bytes its
+    source has, where that is known; with ``whole`` all of them are loaded.
     """
 
     update: Update
@@ -80,8 +83,12 @@ class Attempt:
     num_aborted: int = 0
     num_paused: int = 0
     entries_cleared: int = 0
+    origin: Origin | None = None
+    whole: bool = False
     _totals: tuple[int, int] | None = field(default=None, init=False, repr=False)
-    _transaction: Transaction | None = field(default=None, init=False, repr=False)
+    _transaction: Transaction | SparseTransaction | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __str__(self) -> str:
         update = self.update
@@ -95,7 +102,7 @@ class Attempt:
             UpdateNews(number=self.number, update=self.update, phase=phase, progress=self._progress)
         )
 
-    def fill(self, plan: Plan, transaction: Transaction) -> None:
+    def fill(self, plan: Plan, transaction: Transaction | SparseTransaction) -> None:
         """Be known to bring what ``plan`` names, by ``transaction``."""
         sizes = [spec.size_bytes for spec in plan.specs.values()]
         self._totals, self._transaction = (len(sizes), sum(sizes)), transaction
@@ -142,6 +149,8 @@ class Attempt:
             "weight_epoch": report.stamp.epoch,
             "weight_version": report.stamp.version,
             "bytes": report.bytes_applied,
+            "commit_mode": str(report.commit_mode),
+            "elements_moved": report.elements_moved,
             "staged_ms": report.staged_ms,
             "paused_ms": report.paused_ms,
             "elapsed_ms": report.elapsed_ms,
@@ -162,7 +171,7 @@ class Attempt:
     def report(self, plan: Plan, stamp: WeightStamp) -> UpdateReport:
         """The reply, once forward passes are allowed again (or as before)."""
         now = time.perf_counter()
-        return UpdateReport(
+        report = UpdateReport(
             stamp=stamp,
             tensors_applied=len(plan.specs),
             bytes_applied=sum(spec.size_bytes for spec in plan.specs.values()),
@@ -176,4 +185,14 @@ class Attempt:
             elapsed_ms=(now - self.started) * 1000.0,
             missing=plan.missing,
             unknown=plan.unknown,
+            elements_moved=sum(spec.numel for spec in plan.specs.values()),
+        )
+        if not isinstance(self._transaction, SparseTransaction):
+            return report
+        changes = self._transaction.changes
+        return replace(
+            report,
+            commit_mode=CommitMode.SPARSE,
+            elements_moved=changes.elements,
+            bytes_applied=changes.size_bytes,
         )

@@ -6,7 +6,7 @@ sync method says on which thread it is called.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -34,12 +34,14 @@ __all__ = [
     "Inspector",
     "LoadStrategy",
     "LogprobsWanted",
+    "Patchable",
     "Plan",
     "Resettable",
     "SamplingParams",
     "Stage",
     "TokenChunk",
     "TokenLogprob",
+    "Traced",
 ]
 
 
@@ -57,6 +59,16 @@ class Stage(Protocol):
         Called on a worker thread. Opens no file and no socket: what it needs
         was opened when the stage was entered.
         """
+        ...
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """A stage that knows which bytes it has, and not only what they are called."""
+
+    @property
+    def origin(self) -> object | None:
+        """A ``hotswap.sparse.Origin``; None for a directory that no pull keeps."""
         ...
 
 
@@ -163,6 +175,31 @@ class Inspector(Protocol):
 
     async def checksums(self) -> dict[str, str]:
         """xxh3-64 (16 hex digits) of every parameter and buffer, by live name."""
+        ...
+
+
+@runtime_checkable
+class Patchable(Protocol):
+    """An engine of whose live weights single elements may be changed.
+
+    Jobs know their places in the tensors that ``plan`` was made of.
+    """
+
+    async def look(self, job: Callable[[], None]) -> None:
+        """Run ``job``, which reads live weights, where nothing writes them or lets them go
+        meanwhile. Serving goes on after it. Raises what ``job`` raises."""
+        ...
+
+    async def patch(self, plan: Plan | None, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run ``jobs``, which write live weights, as ``write`` does a bucket: in any order, on
+        any threads, until all are over. ``plan`` None puts back what was there.
+
+        Only while paused. Raises what a job raises, the weights then torn.
+        """
+        ...
+
+    async def commit(self, stamp: WeightStamp) -> None:
+        """See ``Engine``."""
         ...
 
 

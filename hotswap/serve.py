@@ -48,6 +48,7 @@ from hotswap.pulls import Puller
 from hotswap.rehearsal import keep_out_of_collections, rehearse
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
+from hotswap.sparse import Base
 from hotswap.stop_signals import StopSignals, end_for_certain
 from hotswap.types import PauseMode, WeightStamp
 
@@ -119,6 +120,9 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
     strategies = _strategies(settings, plugins)
     stamp = WeightStamp(version=dialect_of(settings).boot_version)
     async with _engine(settings, plugins, model, stamp) as engine:
+        if isinstance(engine, EmbeddedEngine):
+            # It loads through the same door as an update.
+            engine.origin = _base(puller)
         controller = Controller(
             engine,
             strategies=strategies,
@@ -161,6 +165,13 @@ def _puller(settings: Settings, plugins: Plugins) -> Puller:
         return Puller.from_options(settings.option_values, hooks=plugins.pre_read)
     except ValueError as error:
         raise StartError(f"--{error}", exit_code=2) from error
+
+
+def _base(puller: Puller) -> Base | None:
+    recorded = puller.base
+    if recorded is None or recorded.digest is None:
+        return None
+    return Base(path=str(recorded.path), digest=recorded.digest)
 
 
 def _engine(

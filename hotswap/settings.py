@@ -46,6 +46,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "generate_timeout_s": (0, math.inf),
     "graceful_s": (0, 3600),
     "pull_threads": (0, 256),
+    "patch_cache_mb": (0, math.inf),
     "max_running_requests": (1, math.inf),
     "max_queued_requests": (1, math.inf),
     "chunked_prefill_size": (1, math.inf),
@@ -104,6 +105,7 @@ class Settings:
     source_root: tuple[str, ...] = ()
     local_root: tuple[str, ...] = ()
     pull_threads: int = 0
+    patch_cache_mb: int = 1024
     custom_pull_weights_pre_read_hook: str | None = None
     max_running_requests: int = 16
     max_queued_requests: int = 1024
@@ -197,6 +199,8 @@ _HELP: Mapping[str, str] = {
     "local_root": "directory that pulls may write below, every symbolic link resolved; "
     "repeatable; when not given, wherever nothing is or a pull wrote before",
     "pull_threads": "threads of a pull; 0 is one for every two cores, at most 8",
+    "patch_cache_mb": "MiB for what pulls have changed, so that the update that follows writes no "
+    "more than that; 0 loads everything each time",
     "custom_pull_weights_pre_read_hook": "import path of a function (source_dir, target_version), "
     "plain or async, that each pull calls before it looks at its source",
     "max_running_requests": "requests that share a forward pass",

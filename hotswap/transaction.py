@@ -42,11 +42,13 @@ class TransactionOutcome(StrEnum):
     """How a transaction stands, or how it ended.
 
     ``aborted``: nothing live was touched. ``failed``: live weights are torn.
+    ``rolled_back``: they were touched, and are what they were.
     """
 
     OPEN = "open"
     COMMITTED = "committed"
     ROLLED_FORWARD = "rolled_forward"
+    ROLLED_BACK = "rolled_back"
     FAILED = "failed"
     ABORTED = "aborted"
 

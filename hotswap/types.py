@@ -15,6 +15,7 @@ from hotswap.errors import UpdateRejected
 
 __all__ = [
     "Bucket",
+    "CommitMode",
     "EngineLoad",
     "InFlightCounts",
     "LoadMode",
@@ -65,6 +66,13 @@ class LoadMode(StrEnum):
 
     STAGED = "staged"
     DIRECT = "direct"
+
+
+class CommitMode(StrEnum):
+    """What a commit wrote: every weight of its source, or what differs from the live ones."""
+
+    FULL = "full"
+    SPARSE = "sparse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +276,8 @@ class UpdateReport:
 
     ``paused_ms`` runs from the end of the last forward pass to the first one
     allowed again; under a client's own pause it is the update's share of it.
+    ``elements_moved`` are those of the live model that were written, or, by a sparse commit,
+    that are others now; ``bytes_applied`` is what was written.
     """
 
     stamp: WeightStamp
@@ -283,10 +293,13 @@ class UpdateReport:
     elapsed_ms: float
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    commit_mode: CommitMode = CommitMode.FULL
+    elements_moved: int = 0
 
     def __str__(self) -> str:
+        how = self.load_mode if self.commit_mode is CommitMode.FULL else self.commit_mode
         return (
-            f"{self.tensors_applied} tensors, {self.bytes_applied / 1e6:.0f} MB {self.load_mode}, "
+            f"{self.tensors_applied} tensors, {self.bytes_applied / 1e6:.0f} MB {how}, "
             f"staged {self.staged_ms:.0f} ms, paused {self.paused_ms:.0f} ms, "
             f"epoch {self.stamp.epoch}"
         )

@@ -23,8 +23,13 @@ from hotswap.coverage import Coverage
 from hotswap.errors import Busy, UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
 from hotswap.reconcile import reconcile
-from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage
-from hotswap.state import Command, Machine, Outcome, Situation, update_command
+from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage, Traced
+from hotswap.sparse.cache import PATCHES
+from hotswap.sparse.commit import SparseTransaction
+from hotswap.sparse.live_origin import LiveOrigin
+from hotswap.sparse.origin import Base
+from hotswap.sparse.staging import origin_of_stage, stage_sparse
+from hotswap.state import Command, Machine, Outcome, Situation, Weights, update_command
 from hotswap.transaction import Transaction
 from hotswap.types import (
     LoadMode,
@@ -38,11 +43,15 @@ from hotswap.types import (
 from hotswap.uninterrupted import on_worker_thread, uninterrupted
 from hotswap.weights.reserve import Reserve
 from hotswap.write_window import WriteWindow
-from hotswap.writes import flush_after_commit, outcome_after, write_everything
+from hotswap.writes import Writing, flush_after_commit, outcome_after, write_everything
 
 __all__ = ["UpdatePipeline"]
 
 _log = logging.getLogger("hotswap.update")
+
+
+class _Outdated(Exception):
+    """What was staged is about weights that are not live any more."""
 
 
 class UpdatePipeline:
@@ -72,6 +81,9 @@ class UpdatePipeline:
         self._reserve = Reserve(len(names))
         self.coverage: Coverage = Coverage(names)
         machine.observe(self.coverage.note_change)
+        boot = engine.origin if isinstance(engine, Traced) else None
+        self._live = LiveOrigin(boot if isinstance(boot, Base) else None, epoch=stamp.epoch)
+        machine.observe(self._live.note_change)
         self._stopping: PauseMode | None = None
         self.stamp: WeightStamp = stamp
         self.last_report: UpdateReport | None = None
@@ -91,7 +103,11 @@ class UpdatePipeline:
         await run_pre_read(self._pre_read, update)
         run = self._run_direct if update.mode is LoadMode.DIRECT else self._run_staged
         try:
-            return await run(attempt, strategy)
+            try:
+                return await run(attempt, strategy)
+            except _Outdated:
+                attempt.whole = True
+                return await run(attempt, strategy)
         except UpdateRejected as error:
             if update.chunk and self.coverage.begun:
                 try:
@@ -127,13 +143,28 @@ class UpdatePipeline:
             async with opened(strategy, update, self._placement) as stage:
                 with rejecting(f"staging {update.source!r}"):
                     plan = await self._plan(stage, update)
-                    transaction = await held.enter_async_context(
-                        Transaction(self._engine, plan, mode=LoadMode.STAGED)
-                    )
-                    attempt.fill(plan, transaction)
-                    await _stage_everything(transaction, plan, Buckets(stage))
+                    writing: Writing | None = await self._sparse(attempt, stage, plan)
+                    if writing is None:
+                        transaction = await held.enter_async_context(
+                            Transaction(self._engine, plan, mode=LoadMode.STAGED)
+                        )
+                        attempt.fill(plan, transaction)
+                        await _stage_everything(transaction, plan, Buckets(stage))
+                        writing = transaction
             attempt.staged = time.perf_counter()
-            return await self._change_weights(attempt, plan, transaction)
+            return await self._change_weights(attempt, plan, writing)
+
+    async def _sparse(self, attempt: Attempt, stage: Stage, plan: Plan) -> SparseTransaction | None:
+        """What brings only the changes into the weights; None when everything is loaded."""
+        attempt.origin = origin_of_stage(stage)
+        if attempt.whole or self._machine.facts.weights is not Weights.WHOLE:
+            return None
+        if attempt.update.scope is not Scope.FULL:
+            return None
+        found = await stage_sparse(self._engine, stage, plan, live=self._live, stamp=self.stamp)
+        if found is not None:
+            attempt.fill(plan, found)
+        return found
 
     async def _run_direct(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
         """Pause first, then write buckets as they come, then let the source go."""
@@ -144,10 +175,14 @@ class UpdatePipeline:
                 buckets = Buckets(stage)
                 with rejecting(f"planning {update.source!r}"):
                     plan = await self._plan(stage, update)
+                    sparse = await self._sparse(attempt, stage, plan)
                 attempt.staged = time.perf_counter()
-                async with Transaction(self._engine, plan, mode=LoadMode.DIRECT) as transaction:
-                    attempt.fill(plan, transaction)
-                    report = await self._change_weights(attempt, plan, transaction, buckets)
+                if sparse is not None:
+                    report = await self._change_weights(attempt, plan, sparse)
+                else:
+                    async with Transaction(self._engine, plan, mode=LoadMode.DIRECT) as transaction:
+                        attempt.fill(plan, transaction)
+                        report = await self._change_weights(attempt, plan, transaction, buckets)
         except UpdateRejected:
             if report is None:
                 raise
@@ -161,12 +196,17 @@ class UpdatePipeline:
         self,
         attempt: Attempt,
         plan: Plan,
-        transaction: Transaction,
+        transaction: Writing,
         direct: Buckets | None = None,
     ) -> UpdateReport:
         """Take a turn in the queue, stop the engine, write, let the engine go on."""
         attempt.enter(Phase.QUEUED)
         with await self._queue.enter(attempt.command):
+            if isinstance(transaction, SparseTransaction) and not self._live.is_still(
+                transaction.live, self.stamp
+            ):
+                _log.info("%s: the weights have changed meanwhile; everything is loaded", attempt)
+                raise _Outdated
             attempt.enter(Phase.COMMITTING)
             now = self._situation(attempt.update, plan)
             attempt.command = update_command(self._machine.facts)
@@ -216,7 +256,7 @@ class UpdatePipeline:
         self,
         attempt: Attempt,
         plan: Plan,
-        transaction: Transaction,
+        transaction: Writing,
         direct: Buckets | None,
         now: Situation,
     ) -> UpdateReport:
@@ -236,6 +276,7 @@ class UpdatePipeline:
             raise
         finally:
             self._count(attempt.update, plan, outcome)
+            self._remember(attempt, plan, transaction, outcome)
             await self._settle(outcome, now)
         self.last_report = attempt.result = attempt.report(plan, stamp)
         return self.last_report
@@ -249,6 +290,17 @@ class UpdatePipeline:
             self.coverage.add(plan)
         elif outcome is Outcome.DONE and update.scope is Scope.FULL:
             self.coverage.clear()
+
+    def _remember(
+        self, attempt: Attempt, plan: Plan, transaction: Writing, outcome: Outcome
+    ) -> None:
+        """Where the weights come from now."""
+        if outcome is Outcome.DONE and attempt.update.scope is Scope.FULL:
+            self._live.adopt(attempt.origin, plan, epoch=self.stamp.epoch)
+        elif transaction.touched or outcome is Outcome.TORN:
+            self._live.forget()
+        if outcome is Outcome.DONE and isinstance(transaction, SparseTransaction):
+            PATCHES.forget(transaction.patches)
 
     def _situation(self, update: Update, plan: Plan | None = None) -> Situation:
         in_flight = self._engine.in_flight

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from hotswap.errors import UpdateFailed, UpdateRejected, UpdateRolledBack
 from hotswap.fetch import Buckets, rejection
 from hotswap.seams import Engine
+from hotswap.sparse.commit import SparseTransaction
 from hotswap.state import Outcome
 from hotswap.transaction import Transaction
 from hotswap.types import WeightStamp
 
-__all__ = ["flush_after_commit", "outcome_after", "write_everything"]
+__all__ = ["Writing", "flush_after_commit", "outcome_after", "write_everything"]
+
+Writing: TypeAlias = Transaction | SparseTransaction
+"""What brings an update into the live weights: all of it, or what has changed."""
 
 
 async def write_everything(
-    transaction: Transaction, stamp: WeightStamp, *, direct: Buckets | None
+    transaction: Writing, stamp: WeightStamp, *, direct: Buckets | None
 ) -> None:
     """Write the buckets of ``direct`` as they come (staged ones are in the transaction
     already), then commit.
@@ -22,8 +28,9 @@ async def write_everything(
     a rejection that comes after a direct write is a failure.
     """
     try:
-        while direct is not None and (bucket := await direct.next()) is not None:
-            await transaction.write(bucket)
+        if isinstance(transaction, Transaction):
+            while direct is not None and (bucket := await direct.next()) is not None:
+                await transaction.write(bucket)
         await transaction.commit(stamp)
     except (UpdateFailed, UpdateRolledBack):
         raise

@@ -28,7 +28,7 @@ __all__ = ["GatedEngine"]
 
 
 class GatedEngine:
-    """Satisfies ``Engine``, ``Inspector`` and ``Resettable`` for an embedder's own server.
+    """Satisfies ``Engine``, ``Inspector``, ``Patchable`` and ``Resettable`` for embedders.
 
     Requests are the embedder's: every pause, of whatever mode, waits for the forward
     passes inside the gate and ends none. ``flush`` drops what the embedder has computed
@@ -87,6 +87,19 @@ class GatedEngine:
     async def write(self, plan: Plan, bucket: Bucket) -> None:
         """Copy a bucket into the live weights. Raises: RuntimeError while the gate is open."""
         await self._closed("write", partial(self.target.write, plan, bucket))
+
+    async def look(self, job: Callable[[], None]) -> None:
+        """See ``seams.Patchable``; forward passes go on beside it."""
+
+        def run() -> None:
+            with self._weights:
+                job()
+
+        await on_worker_thread(run)
+
+    async def patch(self, plan: Plan | None, jobs: Sequence[Callable[[], None]]) -> None:
+        """See ``seams.Patchable``. Raises: RuntimeError while the gate is open."""
+        await self._closed("patch", partial(self.target.patch, jobs))
 
     async def commit(self, stamp: WeightStamp) -> None:
         """Finish the writes; adopt ``stamp``. Raises: RuntimeError while the gate is open."""

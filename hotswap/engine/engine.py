@@ -63,7 +63,8 @@ class EmbeddedEngine(ThreadedEngine[EngineSteps]):
         ``max_total_tokens`` (None: nothing else) and the fraction of the memory that is
         free now bound the tokens whose keys and values are held. ``prefix_cache_bytes``
         of them, None for the default of the device, may be of texts that have ended.
-        On CUDA decode steps are captured once, unless ``disable_cuda_graph``.
+        On CUDA decode steps are captured once, unless ``disable_cuda_graph``. ``origin``
+        is for a server to set that knows which bytes were loaded (``hotswap.sparse.Base``).
         A request stands still while ``max_unread_chunks`` of it wait to be read.
         Raises: ValueError for bounds under which nothing could run.
         """
@@ -76,6 +77,7 @@ class EmbeddedEngine(ThreadedEngine[EngineSteps]):
                 raise ValueError(f"{name} is {value}, wanted at least 1")
         config = loaded.model.config
         self._path = path
+        self.origin: object | None = None
         self._max_running = max_running_requests
         self._max_queued = max_queued
         self._ledger = InFlightLedger(max_running=max_running_requests, max_queued=max_queued)

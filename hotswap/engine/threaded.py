@@ -9,7 +9,7 @@ forward pass. Add ``in_flight`` and ``plan``, and it is an ``Engine``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -127,6 +127,12 @@ class WeightSteps(Generic[SchedulerT]):
         self._written = plan
         self.target.write(plan, bucket)
 
+    def patch(self, plan: Plan | None, jobs: Sequence[Callable[[], None]]) -> None:
+        """See ``seams.Patchable``. Raises: RuntimeError while not paused."""
+        self._check_paused("patch")
+        self._written = plan
+        self.target.patch(jobs)
+
     def commit(self, stamp: WeightStamp) -> None:
         """Finish the writes; adopt ``stamp``, and the ends of text that came with them.
 
@@ -163,7 +169,7 @@ StepsT = TypeVar("StepsT", bound="WeightSteps[Any]")
 
 
 class ThreadedEngine(Generic[StepsT]):
-    """The commands of ``seams.Engine``, of ``Inspector`` and of ``Resettable``, on a thread.
+    """Commands of ``seams.Engine``, ``Inspector``, ``Patchable`` and ``Resettable``, on a thread.
 
     Use it as an async context manager: that starts and ends its one thread. Commands are
     for one event loop. Subclasses have the thread as ``_loop``, and ``_steps``.
@@ -245,6 +251,14 @@ class ThreadedEngine(Generic[StepsT]):
     async def commit(self, stamp: WeightStamp) -> None:
         """Finish the writes and adopt ``stamp``. Raises: RuntimeError while not paused."""
         await self._loop.call(partial(self._steps.commit, stamp))
+
+    async def look(self, job: Callable[[], None]) -> None:
+        """See ``seams.Patchable``; between two forward passes."""
+        await self._loop.call(job)
+
+    async def patch(self, plan: Plan | None, jobs: Sequence[Callable[[], None]]) -> None:
+        """See ``seams.Patchable``. Raises: RuntimeError while not paused."""
+        await self._loop.call(partial(self._steps.patch, plan, jobs))
 
     async def beat(self) -> None:
         """Return between two forward passes: proof that the engine's thread turns."""

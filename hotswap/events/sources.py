@@ -72,6 +72,8 @@ def _result(news: UpdateNews) -> dict[str, object]:
             "weight_version": report.stamp.version,
             "tensors": report.tensors_applied,
             "bytes": report.bytes_applied,
+            "commit_mode": report.commit_mode,
+            "elements_moved": report.elements_moved,
             "num_aborted_requests": report.num_aborted_requests,
             "num_paused_requests": report.num_paused_requests,
             "staged_ms": report.staged_ms,

@@ -19,6 +19,7 @@ from hotswap.metrics import (
     ServerGauges,
     UpdateMetrics,
 )
+from hotswap.sparse.cache import PATCHES
 from hotswap.state import State
 from hotswap.types import EngineLoad, InFlightCounts, WeightStamp
 
@@ -91,6 +92,8 @@ class _Live:
             "Updates that are not over.",
             len(served.commands.updates),
         )
+        yield "hotswap_patch_cache_bytes", "Bytes of what pulls have changed.", PATCHES.size_bytes
+        yield "hotswap_patch_cache_patches", "Pulls whose changes are kept.", len(PATCHES)
         yield "hotswap_event_readers", "Readers of events.", self._events.readers
         yield "hotswap_engine_alive", "1 while forward passes are possible.", served.engine_alive
         load = getattr(served.engine, "load", None)

@@ -104,7 +104,9 @@ _UPDATED = _object(
         "staged_ms": _NUMBER,
         "paused_ms": _NUMBER,
         "bytes": _COUNT,
-        "mode": {"enum": ["staged", "direct"]},
+        "mode": {"enum": ["full", "sparse"]},
+        "load_mode": {"enum": ["staged", "direct"]},
+        "elements_moved": _COUNT,
         "missing": _list(_TEXT),
         "unknown": _list(_TEXT),
     }

@@ -66,7 +66,9 @@ def _report_body(report: UpdateReport) -> dict[str, object]:
         "staged_ms": report.staged_ms,
         "paused_ms": report.paused_ms,
         "bytes": report.bytes_applied,
-        "mode": report.load_mode,
+        "mode": report.commit_mode,
+        "load_mode": report.load_mode,
+        "elements_moved": report.elements_moved,
         "missing": report.missing,
         "unknown": report.unknown,
     }

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from hotswap.attempt import UpdateNews
 from hotswap.metrics.bounded import BoundedLabel
 from hotswap.state import Change
+from hotswap.types import CommitMode
 
 __all__ = ["UpdateMetrics"]
 
@@ -43,6 +44,19 @@ class UpdateMetrics:
         self._bytes = Counter(
             "hotswap_update_bytes_total", "Bytes that updates have applied.", registry=registry
         )
+        self._commits = Counter(
+            "hotswap_update_commits_total",
+            "Updates that have changed the weights, by what they wrote: full or sparse.",
+            ("mode",),
+            registry=registry,
+        )
+        for mode in CommitMode:
+            self._commits.labels(mode)
+        self._elements = Counter(
+            "hotswap_update_elements_moved_total",
+            "Elements of weights that updates have written; of sparse ones, those that changed.",
+            registry=registry,
+        )
         self._staged = seconds(
             "hotswap_update_staged_seconds", "From an update's arrival to staged bytes.", _LONG_S
         )
@@ -63,6 +77,8 @@ class UpdateMetrics:
         self._updates.labels(self._strategy(news.update.strategy), news.outcome).inc()
         if news.report is not None:
             self._bytes.inc(news.report.bytes_applied)
+            self._commits.labels(news.report.commit_mode).inc()
+            self._elements.inc(news.report.elements_moved)
             self._staged.observe(news.report.staged_ms / 1000.0)
             self._paused.observe(news.report.paused_ms / 1000.0)
             self._elapsed.observe(news.report.elapsed_ms / 1000.0)

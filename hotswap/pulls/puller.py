@@ -27,6 +27,7 @@ from hotswap.command_queue import OneAtATime
 from hotswap.plugin_hooks import PreReadHook, with_options
 from hotswap.pre_read import operator_hook, pull_pre_read
 from hotswap.pulls.news import PullNews, outcome_of
+from hotswap.sparse.cache import PATCHES
 from hotswap.stream import OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
 from hotswap.stream.applied import is_applied
 from hotswap.stream.errors import BaseChanged
@@ -90,6 +91,10 @@ class Puller:
         Raises: ValueError for a root that is no directory, a hook that cannot be imported.
         """
         model, threads = values.get("model"), values.get("pull-threads")
+        kept_mb = values.get("patch-cache-mb")
+        if isinstance(kept_mb, int):
+            # One for the process: what pulls leave is for all of its updates.
+            PATCHES.limit_bytes = kept_mb * 2**20
         own = values.get("custom-pull-weights-pre-read-hook")
         before = () if own is None else (operator_hook(str(own)),)
         looks = pull_pre_read((*before, *with_options(hooks, values)), run=from_thread.run)
@@ -182,6 +187,7 @@ class Puller:
             progress=progress,
             pre_read=self._pre_read,
             give_way=True,
+            patches=PATCHES,
         )
 
     def _places(self, base: RecordedBase, local: Path, source: Path) -> Places:

@@ -8,6 +8,8 @@ from contextlib import closing
 import msgspec
 
 from hotswap.errors import UpdateRejected
+from hotswap.sparse.origin import Origin
+from hotswap.sparse.recorder import Recorder
 from hotswap.stream.apply import grouped
 from hotswap.stream.chain import Chain
 from hotswap.stream.errors import LocalDamaged, StreamError
@@ -16,6 +18,7 @@ from hotswap.stream.job import Job, read_unchanged
 from hotswap.stream.journal import JournalWriter
 from hotswap.stream.layout import spelled
 from hotswap.stream.new_copy import new_copy
+from hotswap.stream.origin import origin_of
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.source import Source
 from hotswap.stream.state import State
@@ -127,10 +130,15 @@ def _apply(
     with job.local.tally.phase("read"):
         versions, digest = read_unchanged(source, chain, stored.lengths)
     by_tensor = grouped(versions)
+    recorder = _recorder(job, stored)
     journal = JournalWriter(job.local.disk, job.local.paths.journal)
     with closing(journal):
         staging = InPlace(
-            journal=journal, pool=job.local.pool, tally=job.local.tally, known=state.tensors
+            journal=journal,
+            pool=job.local.pool,
+            tally=job.local.tally,
+            known=state.tensors,
+            recorder=recorder,
         )
         files = stage_changes(stored, by_tensor, staging)
         after = msgspec.structs.replace(
@@ -141,5 +149,20 @@ def _apply(
             tensors={**state.tensors, **staging.digests},
         )
         job.local.commit(journal, after, files=files)
+    left = None if recorder is None else _origin(job, stored)
+    if recorder is not None and left is not None:
+        recorder.keep(left)
     mode = PullMode.DELTA if len(chain.deltas) == 1 else PullMode.FOLD
     return job.report(mode, chain)
+
+
+def _recorder(job: Job, stored: StoredTensors) -> Recorder | None:
+    """What takes down the changes, for who keeps them."""
+    before = None if job.patches is None else _origin(job, stored)
+    if job.patches is None or before is None:
+        return None
+    return Recorder(job.patches, before)
+
+
+def _origin(job: Job, stored: StoredTensors) -> Origin | None:
+    return origin_of(job.places.local, [one.file for one in stored.files.values()])

@@ -1,19 +1,13 @@
-"""The loops of ``gap_kernels``, compiled by numba: ``pip install 'hotswap[native]'``.
-
-Both ways give the same bytes. The first use compiles, which takes seconds and is kept
-beside the module for later processes where that can be written.
-"""
+"""The loops of ``gap_kernels``, compiled: ``pip install 'hotswap[native]'``."""
 
 from __future__ import annotations
 
-import importlib
-import logging
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from hotswap.native import compiled as _compiled
+from hotswap.native import has_native
 from hotswap.stream import gap_kernels
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Sparse, escape_of
@@ -21,27 +15,6 @@ from hotswap.stream.gap_plain import Found, plain_changes
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["NativeSteps", "has_native", "native_changes"]
-
-_log = logging.getLogger("hotswap.stream")
-
-
-@cache
-def has_native() -> bool:
-    """Whether numba is installed and works here."""
-    try:
-        importlib.import_module("numba")
-    except ImportError as error:
-        _log.debug("gap deltas without a compiler: %s", error)
-        return False
-    return True
-
-
-@cache
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    numba = importlib.import_module("numba")
-    # Without the GIL: a thread for each core works on tensors of its own.
-    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True)(kernel)
-    return compiled
 
 
 def native_changes(old: Bytes, new: Bytes, width: int) -> Found:

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from hotswap.sparse.recorder import Recorder
 from hotswap.stream.apply import Fold, blame, bytes_of
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
@@ -35,6 +36,7 @@ class InPlace:
     pool: Executor
     tally: Tally
     known: Mapping[str, str]
+    recorder: Recorder | None = None
     digests: dict[str, str] = field(default_factory=dict)
     """Filled: tensor name -> xxh3-128 of the new bytes."""
 
@@ -64,6 +66,8 @@ def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple
 
 def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: InPlace) -> None:
     length, last = tensor.span.length, deltas[-1]
+    if staging.recorder is not None:
+        staging.recorder.begin(tensor.name, length)
     steps = [piecewise(delta, length, among=len(deltas)) for delta in deltas]
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
     for at in range(0, length, CHUNK_BYTES):
@@ -77,6 +81,8 @@ def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: In
             own.update(piece.data)
         words = touched[0] if len(touched) == 1 else np.unique(np.concatenate(touched))
         staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
+        if staging.recorder is not None:
+            staging.recorder.note(tensor.name, at, words, room.view("<u8")[words])
         staging.tally.through(done=size)
     for step in steps:
         step.finish()

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hotswap.errors import UpdateRejected
+from hotswap.sparse.cache import PatchCache
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.errors import BaseChanged, SourceNotReady
@@ -25,6 +26,7 @@ class Job:
     """One pull of ``target``, with the local checkpoint's lock held.
 
     ``base_digest`` is that of the base when it was recorded; None when it never was.
+    ``patches`` gets what changed, for an update that follows.
     """
 
     places: Places
@@ -32,6 +34,7 @@ class Job:
     local: LocalCheckpoint
     look: FirstLook
     base_digest: str | None = None
+    patches: PatchCache | None = None
 
     @property
     def base_path(self) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hotswap.niceness import give_way as giving_way
+from hotswap.sparse.cache import PatchCache
 from hotswap.stream.chain import Chain
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import (
@@ -56,6 +57,7 @@ def pull(
     base_digest: str | None = None,
     pre_read: PreRead | None = None,
     give_way: bool = False,
+    patches: PatchCache | None = None,
 ) -> PullReport:
     """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
 
@@ -65,6 +67,7 @@ def pull(
     ``progress`` is called from worker threads. ``pre_read`` is called once before the
     source is looked at, and not by who waited for another's pull of the same version.
     ``give_way``: the threads are nicer than the rest of the process, as beside serving.
+    ``patches`` gets what a pull in place changed, for live weights that are at where it began.
 
     Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
     which whole version the directory still holds.
@@ -97,6 +100,7 @@ def pull(
                 local=LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally),
                 look=look,
                 base_digest=base_digest,
+                patches=patches,
             )
             report = _done_meanwhile(job, before) or bring_forward(job)
     _log.info("%s: %s", places.local, report)

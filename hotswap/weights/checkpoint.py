@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -49,9 +49,16 @@ class Checkpoint:
         payloads: Mapping[str, Payload],
         manifest: Manifest,
         resources: ExitStack,
+        files: Sequence[OpenFile] = (),
     ) -> None:
-        """Use ``Checkpoint.open``. ``resources`` are closed with the checkpoint."""
+        """Use ``Checkpoint.open``. ``resources`` are closed with the checkpoint.
+
+        ``origin`` is which bytes these are (a ``hotswap.sparse.Origin``), for who opens one to
+        say that knows; None at first.
+        """
         self.path = path
+        self.files = tuple(files)
+        self.origin: object | None = None
         self._payloads = dict(payloads)
         self._resources = resources
         self._manifest = manifest
@@ -74,11 +81,19 @@ class Checkpoint:
                 config = folder.read_object("config.json")
                 generation = _read_if_there(folder, "generation_config.json")
                 layout = find_layout(folder)
-                payloads = _open_payloads(folder, layout, undo)
+                # All headers first: a fault in the last file must not cost a read of the first.
+                files = [undo.enter_context(folder.open_file(name)) for name in layout.files]
+                payloads = _payloads(files, layout)
                 _check_rivals(folder, layout, payloads)
             specs = itertools.starmap(_spec, payloads.items())
             manifest = Manifest.of(specs, config=config, generation_config=generation)
-            return cls(folder.path, payloads=payloads, manifest=manifest, resources=undo.pop_all())
+            return cls(
+                folder.path,
+                payloads=payloads,
+                manifest=manifest,
+                resources=undo.pop_all(),
+                files=files,
+            )
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path} {len(self._manifest)} tensors>"
@@ -122,9 +137,7 @@ def _read_if_there(folder: Folder, name: str) -> dict[str, object] | None:
     return folder.read_object(name) if name in folder.names() else None
 
 
-def _open_payloads(folder: Folder, layout: Layout, undo: ExitStack) -> dict[str, Payload]:
-    # All headers first: a fault in the last file must not cost a read of the first.
-    files = [undo.enter_context(folder.open_file(name)) for name in layout.files]
+def _payloads(files: Iterable[OpenFile], layout: Layout) -> dict[str, Payload]:
     payloads: dict[str, Payload] = {}
     holder: dict[str, str] = {}
     for file in files:

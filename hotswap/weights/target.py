@@ -134,6 +134,13 @@ class WeightTarget:
                 if padding is not None:
                     padding.zero_()
 
+    def patch(self, jobs: Sequence[Job]) -> None:
+        """Run ``jobs``, which change elements of live weights in place. Raises: what one raises,
+        once none of them runs any more."""
+        self._unfinished = True
+        with torch.inference_mode():
+            _run(list(jobs), _INLINE_BYTES)
+
     def finish(self) -> None:
         """Recompute derived tensors and run the hooks, once for all writes since the last.
 

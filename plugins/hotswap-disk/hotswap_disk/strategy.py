@@ -19,6 +19,7 @@ import anyio.to_thread
 from hotswap.errors import UpdateRejected
 from hotswap.seams import Stage
 from hotswap.stream import reading
+from hotswap.stream.origin import origin_of
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import own_threads, uninterrupted
 from hotswap.weights.checkpoint import Checkpoint
@@ -94,6 +95,8 @@ class _Opening:
             checkpoint = stack.enter_context(
                 closing(Checkpoint.open(self._source, allowed=self._allowed))
             )
+            # As opened, and while no pull changes it: what is known of the live weights later.
+            checkpoint.origin = origin_of(checkpoint.path, checkpoint.files)
             with self._lock:
                 if not self._closed:
                     self._held = stack.pop_all()

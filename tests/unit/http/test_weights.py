@@ -42,7 +42,9 @@ async def test_update_from_disk(serving: Any) -> None:
         "staged_ms": 10.0,
         "paused_ms": 1.5,
         "bytes": 4096,
-        "mode": "staged",
+        "mode": "full",
+        "load_mode": "staged",
+        "elements_moved": 0,
         "missing": [],
         "unknown": [],
     }
@@ -116,7 +118,7 @@ async def test_load_mode_is_the_server_s(serve: Any) -> None:
     serving = serve(load_mode="direct")
     _, body = await serving.json("POST", UPDATE, json={"model_path": "/b"})
 
-    assert body["mode"] == "direct"
+    assert (body["mode"], body["load_mode"]) == ("full", "direct")
 
 
 IN_FLIGHT = InFlight(f"swap refused: {IDLE_OR_PAUSES.hint}")

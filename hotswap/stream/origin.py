@@ -1,0 +1,55 @@
+"""Which bytes a local checkpoint holds, told by what the last pull wrote and by its files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hotswap.sparse.origin import Base, FileMark, Origin
+from hotswap.stream.layout import INDEX
+from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
+from hotswap.weights.folder import OpenFile
+
+__all__ = ["origin_of"]
+
+
+def origin_of(directory: Path, files: Iterable[OpenFile]) -> Origin | None:
+    """What ``directory`` holds, whose files of weights are open as ``files``.
+
+    None for one that no pull wrote, or of which that cannot be told. Only while its lock is held.
+    """
+    try:
+        return _origin(directory, files)
+    except OSError:
+        return None
+
+
+def _origin(directory: Path, files: Iterable[OpenFile]) -> Origin | None:
+    paths = Reserved(directory)
+    text = read_text(paths.state)
+    state, digest = parsed(text), digest_of(text)
+    if state is None or digest is None or paths.journal.exists():
+        return None
+    marks = [_mark(file.name, os.fstat(file.fileno())) for file in files]
+    index = directory / INDEX
+    if index.exists():
+        marks.append(_mark(INDEX, index.stat()))
+    return Origin(
+        directory=os.path.realpath(directory),
+        version=state.number,
+        index_digest=state.index_digest,
+        state_digest=digest,
+        files=tuple(sorted(marks)),
+        base=_base(state),
+    )
+
+
+def _mark(name: str, status: os.stat_result) -> FileMark:
+    return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _base(state: State) -> Base | None:
+    if state.number or state.base_checkpoint_dir is None or state.base_digest is None:
+        return None
+    return Base(path=state.base_checkpoint_dir, digest=state.base_digest)
