@@ -6,6 +6,7 @@ checkout meanwhile.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.markdown_blocks import ROOT
+from tests.untraced import UNTRACED
 
 __all__ = ["PACKAGES", "build_wheel", "copy_sources", "output_of"]
 
@@ -53,6 +55,7 @@ def output_of(command: Sequence[str], *, cwd: Path | None = None, limit_s: float
     done = subprocess.run(
         command,
         cwd=cwd,
+        env={**os.environ, **UNTRACED},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -14,6 +14,7 @@ import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from tests.markdown_blocks import ROOT
+from tests.untraced import UNTRACED
 
 LIMIT_S = 240.0
 
@@ -24,7 +25,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "contrib.demo", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **UNTRACED},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -83,7 +84,7 @@ def started_demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "contrib.demo", "--model", "model", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **UNTRACED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,8 +1,11 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -32,6 +35,7 @@ def test_an_app_refuses_to_be_one_of_several_workers(tmp_path: Path) -> None:
             "several:app",
         ],
         cwd=tmp_path,
+        env={**os.environ, **UNTRACED},
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from hotswap.testing.server import ServerProcess
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +20,7 @@ LIMIT = 4000
 def keyed(a: Path) -> Iterator[ServerProcess]:
     flags = ["--api-key", API, f"--admin-api-key={ADMIN}", "--log-level", "debug"]
     flags += ["--max-http-request-bytes", str(LIMIT)]
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1"}) as server:
+    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
         yield server
         assert "Traceback" not in server.log
         assert API not in server.log

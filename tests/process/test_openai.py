@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from hotswap.testing.checkpoints import make_labelled_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import LIMIT_S
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +37,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def server(labelled: list[Path]) -> Iterator[ServerProcess]:
-    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_SERVED_MODEL_NAME": "labelled"}
+    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_SERVED_MODEL_NAME": "labelled", **UNTRACED}
     with ServerProcess(labelled[0], environ=environ) as running:
         yield running
         assert running.exit_code is None, running.log

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from tests.process.evidence import PROMPTS
 from tests.process.http_client import Client, Stream, Streams, client_of
 from tests.process.in_process import load, serving
 from tests.process.stream_publisher import publisher
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -44,7 +46,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(a: Path, copies: Path) -> Iterator[ServerProcess]:
     """As slime finds it, with one thread for pulls and a place for copies."""
     arguments = ("--dialect", "sglang", "--pull-threads", "1", "--local-root", str(copies))
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1"}) as process:
+    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
         yield process
         assert process.exit_code is None, process.log
         assert "Traceback" not in process.log, process.log
@@ -182,7 +184,9 @@ async def two_processes_of_one_host(trainer: Trainer, base: Path) -> None:
     flags = {"--source": trainer.source, "--local": trainer.local, "--base": base, "--target": 5}
     words = [str(word) for flag in flags.items() for word in flag]
     other = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hotswap", "pull", *words, "--json"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "hotswap", "pull", *words, "--json"),
+        env={**os.environ, **UNTRACED},
+        stdout=asyncio.subprocess.PIPE,
     )
     here, (told, _) = await asyncio.gather(trainer.pull(5), other.communicate())
     assert other.returncode == 0
