@@ -8,6 +8,7 @@ that changed meanwhile, is skipped. It only saves work: the versions give the sa
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,23 +19,36 @@ from hotswap.stream.layout import DeltaIndex, read_index
 from hotswap.weights.folder import Folder
 from hotswap.weights.roots import Allowed
 
-__all__ = ["DIRECTORY", "aggregate_deltas", "aggregate_index"]
+__all__ = ["DIRECTORY", "aggregate_deltas", "aggregate_index", "find_aggregate"]
 
 DIRECTORY = "aggregate"
 
 _log = logging.getLogger("hotswap.pull")
 
 
+def find_aggregate(source: Path) -> Path | None:
+    """Where ``source`` has its aggregate; None without one, and where nothing can be listed.
+
+    A listing has to have its name first: a mount may remember for long that it was not there.
+    """
+    try:
+        return source / DIRECTORY if DIRECTORY in os.listdir(source) else None
+    except OSError as error:
+        _log.info("%s has no aggregate that can be seen: %s", source, error)
+        return None
+
+
 def aggregate_index(
     source: Path, *, target: int, lengths: Mapping[str, int], allowed: Allowed | None
 ) -> DeltaIndex | None:
     """The aggregate's index; None when there is none that helps on the way to ``target``."""
+    directory = find_aggregate(source)
+    if directory is None:
+        return None
     try:
-        if not (source / DIRECTORY).is_dir():
-            return None
-        with Folder.open(source / DIRECTORY, allowed=allowed) as folder:
+        with Folder.open(directory, allowed=allowed) as folder:
             index = read_index(folder, version=None, names=lengths)
-    except (UpdateRejected, OSError) as error:
+    except UpdateRejected as error:
         _log.info("the aggregate is skipped: %s", error)
         return None
     if index is None or index.base_version != 0 or index.version > target:

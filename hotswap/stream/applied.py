@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hotswap.errors import UpdateRejected
+from hotswap.stream.look import FirstLook
 from hotswap.stream.places import Places
 from hotswap.stream.source import Source
 from hotswap.stream.state import Reserved, State, parsed, read_text
@@ -12,26 +13,38 @@ from hotswap.stream.state import Reserved, State, parsed, read_text
 __all__ = ["is_applied"]
 
 
-def is_applied(places: Places, target: int, *, base_digest: str | None = None) -> bool:
+def is_applied(
+    places: Places,
+    target: int,
+    *,
+    base_digest: str | None = None,
+    looks: bool = True,
+    first: FirstLook | None = None,
+) -> bool:
     """Whether ``places.local`` holds version ``target`` of the source, made from the base.
 
     Only true for as long as nobody pulls: hold it under ``reading`` to rely on it. A version
-    that is gone from the source counts as the one that was applied. Raises: OSError.
+    that is gone from the source counts as the one that was applied. Without ``looks`` the source
+    is not looked at; ``first`` is taken before it is. Raises: OSError, SourceNotReady.
     """
     paths = Reserved(places.local)
     state = parsed(read_text(paths.state))
-    if state is None or paths.journal.exists() or state.number != target:
+    if state is None or paths.is_pending or state.number != target:
         return False
     if state.base_checkpoint_dir != os.path.realpath(places.base):
         return False
     if base_digest not in (None, state.base_digest):
         return False
-    return not target or _is_of(places, state)
-
-
-def _is_of(places: Places, state: State) -> bool:
-    if state.checkpoint_source_dir != os.path.realpath(places.source):
+    if target and state.checkpoint_source_dir != os.path.realpath(places.source):
         return False
+    if not target or not looks:
+        return True
+    if first is not None:
+        first.take()
+    return _is_published(places, state)
+
+
+def _is_published(places: Places, state: State) -> bool:
     source = Source(places.source, names=state.tensors, allowed=places.source_allowed)
     try:
         return source.digest(state.number) == state.index_digest

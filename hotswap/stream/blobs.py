@@ -63,18 +63,14 @@ def locate_deltas(
     for file, mapped in _by_file(folder, index, lengths):
         source = f"{folder.path}: {file}"
         header = parse_header(header_text(folder, file, at_most=header_room(mapped)), source=source)
-        checksums = _checksums(header, index, mapped, source=source, stamped=stamped)
-        for name, span in header.spans.items():
-            _check_span(span, f"{source}: tensor {name!r:.200}")
+        for name, span, checksum in _checked(header, index, mapped, source, stamped=stamped):
             most = max_compressed_bytes(index.encoding, mapped[name])
             if span.length > most:
                 raise VersionMalformed(
                     f"{source}: tensor {name!r:.200} has a delta of {span.length} bytes, wanted at "
                     f"most {most} for a tensor of this length"
                 )
-            blobs[name] = Blob(
-                index=index, name=name, file=file, span=span, checksum=checksums[name]
-            )
+            blobs[name] = Blob(index=index, name=name, file=file, span=span, checksum=checksum)
     return blobs
 
 
@@ -91,7 +87,13 @@ def read_deltas(
     """
     deltas = dict[str, Delta]()
     for file, mapped in _by_file(folder, index, lengths):
-        deltas |= _file_deltas(folder, index, file, mapped, stamped=stamped)
+        room = header_room(mapped)
+        most = sum(max_compressed_bytes(index.encoding, length) for length in mapped.values())
+        header, whole = read_whole(folder, file, header_at_most=room, at_most=room + most)
+        source = f"{folder.path}: {file}"
+        for name, span, checksum in _checked(header, index, mapped, source, stamped=stamped):
+            blob = whole[span.offset : span.offset + span.length]
+            deltas[name] = _delta(index, name, blob, checksum)
     return deltas
 
 
@@ -120,20 +122,14 @@ def _delta(index: DeltaIndex, name: str, blob: memoryview, checksum: str) -> Del
     )
 
 
-def _file_deltas(
-    folder: Folder, index: DeltaIndex, file: str, lengths: Mapping[str, int], *, stamped: bool
-) -> dict[str, Delta]:
-    source = f"{folder.path}: {file}"
-    room = header_room(lengths)
-    blobs = sum(max_compressed_bytes(index.encoding, length) for length in lengths.values())
-    header, whole = read_whole(folder, file, header_at_most=room, at_most=room + blobs)
+def _checked(
+    header: Header, index: DeltaIndex, lengths: Mapping[str, int], source: str, *, stamped: bool
+) -> Iterator[tuple[str, Span, str]]:
+    """Each tensor that a file has a blob of, where that lies, and its checksum."""
     checksums = _checksums(header, index, lengths, source=source, stamped=stamped)
-    deltas = dict[str, Delta]()
     for name, span in header.spans.items():
         _check_span(span, f"{source}: tensor {name!r:.200}")
-        blob = whole[span.offset : span.offset + span.length]
-        deltas[name] = _delta(index, name, blob, checksums[name])
-    return deltas
+        yield name, span, checksums[name]
 
 
 def _checksums(

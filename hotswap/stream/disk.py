@@ -7,6 +7,7 @@ can stop, fail or forget any one of these calls and see what is left.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,10 @@ class Disk(Protocol):
 
     def unlink(self, path: Path) -> None:
         """Remove a file; nothing when it is not there."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove whatever ``path`` is, with what is in it, following no link."""
         ...
 
     def sync_directory(self, path: Path) -> None:
@@ -85,6 +90,13 @@ class LocalDisk:
     def unlink(self, path: Path) -> None:
         """Remove a file; nothing when it is not there."""
         path.unlink(missing_ok=True)
+
+    def remove(self, path: Path) -> None:
+        """Remove whatever ``path`` is, with what is in it, following no link."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            self.unlink(path)
 
     def sync_directory(self, path: Path) -> None:
         """Return once the names in ``path`` survive a power cut."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -15,11 +17,13 @@ from hotswap.stream.journal import JournalReader, Record, chunk_room
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import Reserved, spelled_out, write_durably
+from hotswap.stream.strangers import empty_incoming
 
 __all__ = ["finish", "forget"]
 
 _BATCH = 4096  # records in memory: a terabyte has half a million
 _GROUP = 4  # records that a thread takes at once
+_NO_FILE = (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 def finish(
@@ -39,17 +43,15 @@ def finish(
 
 def forget(paths: Reserved, disk: Disk) -> None:
     """Remove the journal and what was staged for it. Raises: OSError."""
-    disk.unlink(paths.journal)
+    disk.remove(paths.journal)
     disk.sync_directory(paths.home)
-    if paths.incoming.exists():
-        for leftover in sorted(paths.incoming.iterdir()):
-            disk.unlink(leftover)
+    empty_incoming(paths, disk)
 
 
 def _place_files(paths: Reserved, journal: JournalReader, disk: Disk) -> None:
     for name in journal.outcome.moves:
         incoming, place = paths.incoming / name, paths.directory / name
-        if incoming.exists():
+        if incoming.is_file() and not incoming.is_symlink():
             disk.rename(incoming, place)
         elif not place.exists():
             raise LocalDamaged(f"{place}: is gone, and so is its new copy")
@@ -86,10 +88,18 @@ def _write_records(
 
 
 def _open(paths: Reserved, name: str, disk: Disk) -> int:
+    path = paths.directory / name
     try:
-        return disk.open(paths.directory / name, create=False)
-    except FileNotFoundError as error:
-        raise LocalDamaged(f"{paths.directory / name}: is gone") from error
+        fd = disk.open(path, create=False)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise LocalDamaged(f"{path}: is gone, or no file any more ({error.strerror})") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        disk.close(fd)
+        raise LocalDamaged(f"{path}: is a link, and writing to it would change another file")
+    return fd
 
 
 def _write(

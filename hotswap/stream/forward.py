@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 
@@ -12,7 +13,7 @@ from hotswap.sparse.origin import Origin
 from hotswap.sparse.recorder import Recorder
 from hotswap.stream.apply import grouped
 from hotswap.stream.chain import Chain
-from hotswap.stream.errors import LocalDamaged, StreamError
+from hotswap.stream.errors import LocalDamaged, SourceNotReady, StreamError
 from hotswap.stream.in_place import InPlace, stage_changes
 from hotswap.stream.job import Job, read_unchanged
 from hotswap.stream.journal import JournalWriter
@@ -30,7 +31,36 @@ _log = logging.getLogger("hotswap.pull")
 
 
 def bring_forward(job: Job) -> PullReport:
-    """Finish what is unfinished, then reach the target. Raises: StreamError, OSError."""
+    """Finish what is unfinished, then reach the target. Raises: StreamError, OSError.
+
+    Versions that are too large to be in memory together are folded in several steps, each of
+    which leaves a whole version.
+    """
+    report = _step(job)
+    while report.version != job.target:
+        later = _step(job)
+        if later.version <= report.version:
+            raise SourceNotReady(
+                f"{job.places.source}: was published again while it was pulled; pull again"
+            )
+        report = _together(report, later)
+    return report
+
+
+def _together(first: PullReport, later: PullReport) -> PullReport:
+    """``later`` counts bytes and seconds of both already."""
+    return replace(
+        first,
+        mode=PullMode.FOLD if first.mode is PullMode.DELTA else first.mode,
+        version=later.version,
+        versions=first.versions + later.versions,
+        read_bytes=later.read_bytes,
+        written_bytes=later.written_bytes,
+        seconds=later.seconds,
+    )
+
+
+def _step(job: Job) -> PullReport:
     recovered = job.local.recover()
     state = job.local.state
     if state is None:
@@ -121,7 +151,7 @@ def _in_place(job: Job, state: State, recovered: bool) -> PullReport | None:
         if not chain.deltas:
             mode = PullMode.RECOVERED if recovered else PullMode.NOOP
             return job.report(mode, chain)
-        return _apply(job, state, stored, source, chain)
+        return _apply(job, state, stored, source, source.fitting(chain))
 
 
 def _apply(

@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,8 @@ import xxhash
 from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import LocalDamaged
-from hotswap.stream.state import State, are_plain, open_at_once
+from hotswap.stream.layout import is_number
+from hotswap.stream.state import State, are_plain, open_at_once, unfinished
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["CHUNK_BYTES", "JournalReader", "JournalWriter", "Outcome", "Record", "chunk_room"]
@@ -43,6 +45,7 @@ _HEAD = struct.Struct("<IIQII")
 _DIGEST = struct.Struct("<Q")
 _RAW, _WORDS = 0, 1
 _NUMBER_BYTES = 4
+_MAX_OFFSET = 2**63 - 1
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +83,7 @@ class JournalWriter:
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
-        self._unfinished = path.with_name(f"{path.name}.tmp")
+        self._unfinished = unfinished(path)
         self._lock = threading.Lock()
         self._fd = disk.open(self._unfinished, create=True)
         self.size_bytes: int = len(_MAGIC)
@@ -133,7 +136,7 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         """Open and parse. Raises: LocalDamaged when it is not what was written, OSError."""
         self._path = path
-        self._file = os.fdopen(open_at_once(path, os.O_RDONLY | os.O_CLOEXEC), "rb", buffering=0)
+        self._file = FileIO(path, opener=open_at_once)
         try:
             self._size = os.fstat(self._file.fileno()).st_size
             self._end, outcome = self._outcome()
@@ -158,7 +161,7 @@ class JournalReader:
             kind, file, offset, span, length = _HEAD.unpack(head)
             (digest,) = _DIGEST.unpack_from(both, _HEAD.size)
             at += len(both)
-            if span > CHUNK_BYTES or at + length > self._end:
+            if not self._is_sound(kind, file, offset, span, length) or at + length > self._end:
                 raise self._damaged()
             yield Record(
                 head=head,
@@ -196,6 +199,8 @@ class JournalReader:
             return
         count = len(payload) // (WORD_BYTES + _NUMBER_BYTES)
         words = np.frombuffer(payload, "<u4", count, count * WORD_BYTES)
+        if count and words.max() >= len(room) // WORD_BYTES:
+            raise self._damaged()
         room.view("<u8")[words.astype(np.intp)] = np.frombuffer(payload, "<u8", count)
 
     def _outcome(self) -> tuple[int, Outcome]:
@@ -208,10 +213,24 @@ class JournalReader:
         text = self._read(begin, length)
         if xxhash.xxh3_64_intdigest(text) != digest:
             raise self._damaged()
-        outcome = msgspec.json.decode(text, type=Outcome)
-        if not are_plain((*outcome.files, *outcome.moves, *outcome.removes)):
+        try:
+            outcome = msgspec.json.decode(text, type=Outcome)
+        except (ValueError, RecursionError) as error:
+            # Whole, and of another schema: what it would have to do is not known here.
+            raise self._damaged() from error
+        names = *outcome.files, *outcome.moves, *outcome.removes
+        if not are_plain(names) or not is_number(outcome.state.version):
             raise self._damaged()
         return begin, outcome
+
+    def _is_sound(self, kind: int, file: int, offset: int, span: int, length: int) -> bool:
+        """Whether a record's head can have been written by this code."""
+        if kind == _RAW:
+            fits = length == span
+        else:
+            fits = kind == _WORDS and length % (WORD_BYTES + _NUMBER_BYTES) == 0
+        named = file < len(self.outcome.files)
+        return fits and named and span <= CHUNK_BYTES and offset <= _MAX_OFFSET - span
 
     def _read(self, offset: int, length: int) -> bytes:
         content = os.pread(self._file.fileno(), length, offset)

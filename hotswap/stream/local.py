@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 
 from hotswap.errors import UpdateRejected
@@ -22,6 +23,7 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.finish import finish, forget
 from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
+from hotswap.stream.lock import Held, exclusive
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import (
     Reserved,
@@ -33,6 +35,7 @@ from hotswap.stream.state import (
     write_durably,
 )
 from hotswap.stream.stored import StoredTensors, is_text, is_weight_file
+from hotswap.stream.strangers import clear_unfinished, empty_incoming, has_strangers
 from hotswap.weights.roots import Allowed
 
 __all__ = ["LocalCheckpoint"]
@@ -44,7 +47,7 @@ _CONDEMNED = State(version="000000", format=0)
 
 
 class LocalCheckpoint:
-    """A directory that pulls write. Every method wants its exclusive lock held."""
+    """A directory that pulls write. Every method but ``alone`` wants its exclusive lock held."""
 
     def __init__(self, directory: Path, *, disk: Disk, pool: Executor, tally: Tally) -> None:
         self.directory = directory
@@ -52,6 +55,7 @@ class LocalCheckpoint:
         self.disk = disk
         self.pool = pool
         self.tally = tally
+        self._lock: Held | None = None
 
     def __repr__(self) -> str:
         return f"<LocalCheckpoint {self.directory}>"
@@ -61,9 +65,30 @@ class LocalCheckpoint:
         """What the last pull left; None when that is nothing, or is not to be trusted."""
         return parsed(read_text(self.paths.state))
 
+    @contextmanager
+    def alone(self, *, timeout_s: float) -> Iterator[str | None]:
+        """Hold the exclusive lock; gives the digest of the state before it was waited for.
+
+        Raises: as ``exclusive``; OutsideRoots for links, OSError.
+        """
+        self.paths.check_own()
+        before = digest_of(read_text(self.paths.state))
+        self.disk.make_directory(self.paths.home)
+        with exclusive(self.directory, timeout_s=timeout_s) as self._lock:
+            yield before
+
     def recover(self) -> bool:
         """Finish what an earlier pull began; whether there was something. Raises: OSError."""
-        if not self.paths.journal.exists():
+        strangers = has_strangers(self.paths)
+        clear_unfinished(self.paths, self.disk)
+        if strangers:
+            _log.warning(
+                "%s: something else lay in the place of its state or journal; it will be "
+                "seeded again",
+                self.directory,
+            )
+            self.condemn()
+        if not self.paths.is_pending:
             return False
         try:
             journal = JournalReader(self.paths.journal)
@@ -81,7 +106,8 @@ class LocalCheckpoint:
 
     def condemn(self) -> None:
         """Write down that the copy is of no use, and forget its journal. Raises: OSError."""
-        write_durably(self.disk, self.paths.state, spelled_out(_CONDEMNED))
+        text = spelled_out(_CONDEMNED)
+        write_durably(self.disk, self.paths.state, text, over_directory=True)
         forget(self.paths, self.disk)
 
     def open(self, state: State, *, allowed: Allowed | None) -> StoredTensors:
@@ -112,9 +138,8 @@ class LocalCheckpoint:
 
     def begin_incoming(self) -> Path:
         """An empty directory for the files of a new copy. Raises: OSError."""
+        empty_incoming(self.paths, self.disk)
         self.disk.make_directory(self.paths.incoming)
-        for leftover in sorted(self.paths.incoming.iterdir()):
-            self.disk.unlink(leftover)
         return self.paths.incoming
 
     def replace(self, state: State) -> None:
@@ -137,9 +162,12 @@ class LocalCheckpoint:
     ) -> None:
         """Make ``journal`` durable, then carry it out. Closes it, whatever happens.
 
-        Raises: OSError; once the journal is durable the next pull finishes it.
+        Raises: OSError; once the journal is durable the next pull finishes it. LocalBusy when
+        the lock is no longer the one that was taken, nothing having changed.
         """
         try:
+            if self._lock is not None:
+                self._lock.check()
             before = digest_of(read_text(self.paths.state))
             journal.commit(
                 Outcome(before=before, state=state, files=files, moves=moves, removes=removes)

@@ -11,26 +11,57 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hotswap.stream.errors import LocalBusy, PullPending, StreamError
+from hotswap.stream.errors import LocalBusy, LocalDiskFailed, PullPending, StreamError
 from hotswap.stream.state import Reserved
 
-__all__ = ["exclusive", "reading"]
+__all__ = ["Held", "exclusive", "reading"]
 
 _POLL_S = 0.02
 
 
+class Held:
+    """A lock that is held, for as long as its file is the one that others would take."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def __repr__(self) -> str:
+        return f"<Held {self._path}>"
+
+    @property
+    def counts(self) -> bool:
+        """False once the file was removed or replaced. Raises: OSError."""
+        try:
+            there = self._path.lstat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self._fd))
+
+    def check(self) -> None:
+        """Raises: LocalBusy when somebody else may hold a lock of that name by now."""
+        if not self.counts:
+            raise LocalBusy(
+                f"{self._path} was removed or replaced while a pull held it, and another pull may "
+                "run beside it; leave .weight_sync alone and pull again"
+            )
+
+
 @contextmanager
-def exclusive(directory: Path, *, timeout_s: float) -> Iterator[None]:
+def exclusive(directory: Path, *, timeout_s: float) -> Iterator[Held]:
     """Hold ``directory`` (with its ``.weight_sync``) alone, as a pull does.
 
     Raises: LocalBusy when another pull or reader holds it for longer than ``timeout_s``;
-    StreamError when the system has no flock.
+    LocalDiskFailed when there is no file to lock, StreamError when the system has no flock.
     """
-    with _held(Reserved(directory).lock, shared=False, timeout_s=timeout_s):
-        yield
+    path = Reserved(directory).lock
+    with suppress(OSError):
+        os.rmdir(path)  # a directory that somebody put there; a file is left alone
+    with _held(path, shared=False, timeout_s=timeout_s) as held:
+        yield held
 
 
 @contextmanager
@@ -41,11 +72,11 @@ def reading(directory: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
     when a pull was cut short half-way; StreamError as ``exclusive``.
     """
     paths = Reserved(directory)
-    if not paths.lock.exists():
+    if not os.path.lexists(paths.lock):
         yield
         return
     with _held(paths.lock, shared=True, timeout_s=timeout_s):
-        if paths.journal.exists():
+        if paths.is_pending:
             raise PullPending(
                 f"{directory}: a pull was cut short after it had begun to write, and the files "
                 "are of two versions; pull again, which finishes it"
@@ -54,19 +85,34 @@ def reading(directory: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
 
 
 @contextmanager
-def _held(path: Path, *, shared: bool, timeout_s: float) -> Iterator[None]:
+def _held(path: Path, *, shared: bool, timeout_s: float) -> Iterator[Held]:
+    deadline, counts = time.monotonic() + timeout_s, False
+    while not counts:
+        fd = _opened(path, shared=shared)
+        try:
+            _take(fd, path, shared=shared, timeout_s=timeout_s, deadline=deadline)
+            held = Held(path, fd)
+            # Somebody may have put another file there meanwhile, which another pull takes.
+            counts = held.counts
+            if counts:
+                yield held
+        finally:
+            os.close(fd)
+
+
+def _opened(path: Path, *, shared: bool) -> int:
     flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
-        _take(fd, path, shared=shared, timeout_s=timeout_s)
-        yield
-    finally:
-        os.close(fd)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise LocalDiskFailed(
+            f"{path} cannot be opened ({error.strerror}), and without that lock a pull could "
+            "change what is read; it has to be a file that this process may open, or not be there"
+        ) from error
 
 
-def _take(fd: int, path: Path, *, shared: bool, timeout_s: float) -> None:
+def _take(fd: int, path: Path, *, shared: bool, timeout_s: float, deadline: float) -> None:
     flock, how = _flock(path, shared)
-    deadline = time.monotonic() + timeout_s
     while True:
         try:
             flock(fd, how)

@@ -38,7 +38,9 @@ class _Way:
 
 
 def new_copy(job: Job, reason: str | None) -> PullReport:
-    """Put a new copy of the target in the old one's place; ``reason``: why, if there was one.
+    """Put a new copy of the target, or of a version on the way to it, in the old one's place.
+
+    ``reason``: why, if there was one.
 
     Raises: StreamError, OSError of the local disk; the old copy is then as it was, or the
     journal of the new one is durable.
@@ -52,7 +54,7 @@ def new_copy(job: Job, reason: str | None) -> PullReport:
                 return _copied(job, source, base, way, reason)
             except DeltaDamaged as error:
                 _log.warning("the aggregate is skipped: %s", error)
-        chain = source.chain(job.target)
+        chain = source.fitting(source.chain(job.target))
         return _copied(job, source, base, _Way(chain=chain), reason)
 
 
@@ -73,13 +75,14 @@ def _shortcut(job: Job, source: Source, base: StoredTensors) -> _Way | None:
         # Of an earlier run in the same directory, whose version has been published again.
         _log.warning("the aggregate is skipped: version %d is another one", index.version)
         return None
-    return _Way(chain=chain, shortcut=deltas)
+    return _Way(chain=source.fitting(chain), shortcut=deltas)
 
 
 def _copied(
     job: Job, source: Source, base: StoredTensors, way: _Way, reason: str | None
 ) -> PullReport:
-    digest = source.digest(job.target) if job.target else None
+    target = way.chain.target
+    digest = source.digest(target) if target else None
     opened = source.full(way.seed_version) if way.seed_version else nullcontext(base)
     try:
         with opened as begin:
@@ -95,14 +98,14 @@ def _copied(
             )
             files = seed(begin, grouped(versions), (base, begin), seeding)
         if digest is not None:
-            check_unchanged(source, job.target, digest)
+            check_unchanged(source, target, digest)
         state = State(
-            version=spelled(job.target),
+            version=spelled(target),
             format=FORMAT,
             base_version=spelled(way.seed_version),
             base_checkpoint_dir=job.base_path,
             base_digest=base.digest,
-            checkpoint_source_dir=job.source_path if job.target else None,
+            checkpoint_source_dir=job.source_path if target else None,
             index_digest=digest,
             files=files,
             tensors=seeding.digests,
@@ -118,6 +121,6 @@ def _copied(
 
 def _clear_incoming(job: Job) -> None:
     """Give the room of a copy that failed back, unless a journal needs it."""
-    if not job.local.paths.journal.exists():
+    if not job.local.paths.is_pending:
         with suppress(OSError):
             job.local.begin_incoming()

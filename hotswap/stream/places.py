@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hotswap.stream.errors import OutsideRoots, StreamError
 from hotswap.stream.layout import MAX_VERSION
+from hotswap.stream.state import Reserved
 from hotswap.weights.roots import Allowed
 
 __all__ = ["Places"]
@@ -42,6 +43,11 @@ class Places:
             )
         local = _real(self.local)
         self._check_allowed("local_checkpoint_dir", self.local, self.local_allowed)
+        if Reserved(local).home.name in local.parts:
+            raise OutsideRoots(
+                f"local_checkpoint_dir {str(self.local)!r:.200} lies in what another local "
+                "checkpoint keeps for its pulls; choose a directory outside of it"
+            )
         self._check_apart(local, "the base checkpoint", self.base)
         if target:
             self._check_allowed("source_dir", self.source, self.source_allowed)

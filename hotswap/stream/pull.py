@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from hotswap.stream.errors import (
 from hotswap.stream.forward import bring_forward
 from hotswap.stream.job import Job
 from hotswap.stream.local import LocalCheckpoint
-from hotswap.stream.lock import exclusive
 from hotswap.stream.look import FirstLook, PreRead
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
@@ -81,30 +80,27 @@ def pull(
     )
     _check_system()
     places.check(target_version)
-    tally, disk = Tally(progress), disk or LocalDisk()
-    look = FirstLook(pre_read, places.source, target_version)
-    count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
-    with (
-        _explained(places.local),
-        ThreadPoolExecutor(
-            count, "hotswap-pull", initializer=giving_way if give_way else None
-        ) as pool,
-    ):
-        Reserved(places.local).check_own()
-        before = digest_of(read_text(Reserved(places.local).state))
-        disk.make_directory(Reserved(places.local).home)
-        with exclusive(places.local, timeout_s=lock_timeout_s):
-            job = Job(
-                places=places,
-                target=target_version,
-                local=LocalCheckpoint(places.local, disk=disk, pool=pool, tally=tally),
-                look=look,
-                base_digest=base_digest,
-                patches=patches,
-            )
+    with _explained(places.local), _threads(threads, give_way=give_way) as pool:
+        job = Job(
+            places=places,
+            target=target_version,
+            local=LocalCheckpoint(
+                places.local, disk=disk or LocalDisk(), pool=pool, tally=Tally(progress)
+            ),
+            look=FirstLook(pre_read, places.source, target_version),
+            base_digest=base_digest,
+            patches=patches,
+        )
+        with job.local.alone(timeout_s=lock_timeout_s) as before:
             report = _done_meanwhile(job, before) or bring_forward(job)
     _log.info("%s: %s", places.local, report)
     return report
+
+
+def _threads(threads: int | None, *, give_way: bool) -> Executor:
+    count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
+    begin = giving_way if give_way else None
+    return ThreadPoolExecutor(count, "hotswap-pull", initializer=begin)
 
 
 def _check_system() -> None:
@@ -123,7 +119,7 @@ def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
     paths = job.local.paths
     text = read_text(paths.state)
     state = parsed(text)
-    if state is None or digest_of(text) == before or paths.journal.exists():
+    if state is None or digest_of(text) == before or paths.is_pending:
         return None
     source = job.source_path if job.target else None
     wanted = job.target, job.base_path, source
@@ -158,7 +154,7 @@ def _told(local: Path, error: StreamError) -> StreamError:
     """``error``, which now says what the local checkpoint holds."""
     damaged = isinstance(error, LocalDamaged)
     version = error.local_version = None if damaged else _whole_version(local)
-    if Reserved(local).journal.exists():
+    if Reserved(local).is_pending:
         error.holds = f"{local} is half written, and the next pull finishes it"
     elif version is None:
         error.holds = f"{local} holds no whole version"
@@ -171,6 +167,6 @@ def _whole_version(local: Path) -> int | None:
     paths = Reserved(local)
     try:
         state = parsed(read_text(paths.state))
-        return None if state is None or paths.journal.exists() else state.number
+        return None if state is None or paths.is_pending else state.number
     except OSError:
         return None

@@ -14,12 +14,15 @@ from hotswap.stream.checksums import checksum
 from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
-from hotswap.stream.source_file import header_text
+from hotswap.stream.source_file import header_text, size_of
 from hotswap.stream.stored import StoredTensor, StoredTensors, is_weight_file, opened_seed
 from hotswap.weights.folder import Folder
 from hotswap.weights.roots import Allowed
 
 __all__ = ["Source", "blob_bytes"]
+
+_FOLD_BYTES = 512 * 2**20
+"""Of all versions that are folded at once; they are in memory, compressed."""
 
 
 class Source:
@@ -48,6 +51,20 @@ class Source:
         """How to reach ``target``. Raises: as ``resolve``."""
         return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
 
+    def fitting(self, chain: Chain) -> Chain:
+        """As many versions from the beginning of ``chain`` as memory is taken for, at least one.
+
+        Raises: SourceNotReady, VersionMalformed.
+        """
+        taken, size_bytes = list[DeltaIndex](), 0
+        for index in chain.deltas if len(chain.deltas) > 1 else ():
+            with self._open(index.version) as folder:
+                size_bytes += sum(size_of(folder, name) for name in set(index.file_of.values()))
+            if taken and size_bytes > _FOLD_BYTES:
+                return Chain(start=chain.start, deltas=tuple(taken))
+            taken.append(index)
+        return chain
+
     def deltas(
         self, indexes: Sequence[DeltaIndex], lengths: Mapping[str, int]
     ) -> list[Mapping[str, Delta]]:
@@ -67,7 +84,8 @@ class Source:
                     f"{directory}: version {version} is not published (yet), neither an index nor "
                     "weights are there; pull again once its publisher has written it"
                 )
-        return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady)
+        # With its times: unlike deltas it has no checksums by which to tell it from another one.
+        return opened_seed(directory, allowed=self.allowed, wrong=SourceNotReady, timed=True)
 
     def agrees(self, version: int, deltas: Mapping[str, Delta], base: StoredTensors) -> bool:
         """Whether ``deltas`` on ``base``, another way to ``version``, give the tensors that it
@@ -93,7 +111,8 @@ class Source:
         return True
 
     def digest(self, version: int) -> str:
-        """What tells ``version`` from another one of that number: index and headers.
+        """What tells ``version`` from another one of that number: index and headers, for a full
+        one the files' times too.
 
         Raises: SourceNotReady, VersionMalformed and what else reading an index raises.
         """

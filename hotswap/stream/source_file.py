@@ -13,7 +13,7 @@ from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed,
 from hotswap.stream.header import LENGTH_BYTES, Header, parse_header
 from hotswap.weights.folder import Folder, OpenFile
 
-__all__ = ["header_of", "header_text", "read_text", "read_whole"]
+__all__ = ["header_of", "header_text", "read_text", "read_whole", "size_of"]
 
 
 def read_text(folder: Folder, name: str, *, at_most: int) -> bytes:
@@ -93,6 +93,12 @@ def header_text(folder: Folder, name: str, *, at_most: int) -> bytes:
             return header_of(file, source=source, at_most=at_most)[1]
         except OSError as error:
             raise _changed(source, error) from error
+
+
+def size_of(folder: Folder, name: str) -> int:
+    """How long a file is now. Raises: SourceNotReady, VersionMalformed."""
+    with _open(folder, name) as file:
+        return file.size_bytes
 
 
 def _open(folder: Folder, name: str) -> OpenFile:

@@ -9,6 +9,7 @@ Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -33,6 +34,7 @@ __all__ = [
     "parsed",
     "read_text",
     "spelled_out",
+    "unfinished",
     "write_durably",
 ]
 
@@ -41,6 +43,7 @@ FORMAT = 1
 
 _MAX_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -99,18 +102,29 @@ class Reserved:
         """Files of a new version before they take their places."""
         return self.home / "incoming"
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a pull was cut short while it wrote; the next one finishes it."""
+        return os.path.lexists(self.journal)
+
     def check_own(self) -> None:
-        """Raises: OutsideRoots when a link would lead what is written or removed elsewhere."""
+        """Raises: OutsideRoots when a link would lead what is written or removed elsewhere, or
+        there is no place for what a pull keeps."""
         for path in (self.home, self.incoming):
             if path.is_symlink():
                 raise OutsideRoots(
                     f"{path} is a link, and a pull would write and remove files where it leads; "
                     "remove it, or pull into another directory"
                 )
+        if self.home.exists() and not self.home.is_dir():
+            raise OutsideRoots(
+                f"{self.home} is no directory, and a pull keeps its state there; remove it, or "
+                "pull into another directory"
+            )
 
 
 def read_text(path: Path) -> bytes | None:
-    """A small file's bytes; None when it is not there. Raises: OSError."""
+    """A small file's bytes, none of what is no file; None when it is not there. Raises: OSError."""
     try:
         with open(path, "rb", opener=open_at_once) as file:
             status = os.fstat(file.fileno())
@@ -119,6 +133,10 @@ def read_text(path: Path) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return b""
+        raise
 
 
 def open_at_once(path: str | os.PathLike[str], flags: int) -> int:
@@ -151,14 +169,24 @@ def digest_of(text: bytes | None) -> str | None:
     return None if text is None else xxhash.xxh3_128_hexdigest(text)
 
 
-def write_durably(disk: Disk, path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path``, all of it or none. Raises: OSError."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    fd = disk.open(unfinished, create=True)
+def unfinished(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f"{path.name}.tmp")
+
+
+def write_durably(disk: Disk, path: Path, content: bytes, *, over_directory: bool = False) -> None:
+    """Put ``content`` at ``path``, all of it or none; a directory there is an error, or goes.
+
+    Raises: OSError.
+    """
+    there = unfinished(path)
+    fd = disk.open(there, create=True)
     try:
         disk.write(fd, 0, memoryview(content))
         disk.sync(fd)
     finally:
         disk.close(fd)
-    disk.rename(unfinished, path)
+    if over_directory and path.is_dir() and not path.is_symlink():
+        disk.remove(path)
+    disk.rename(there, path)
     disk.sync_directory(path.parent)

@@ -68,7 +68,7 @@ def survey_local(local: Path) -> LocalSurvey:
 
 
 def _unfinished(paths: Reserved) -> tuple[int | None, str | None]:
-    if not paths.journal.exists():
+    if not paths.is_pending:
         return None, None
     cut = "a pull was cut short, and the files may be of two versions; pull again"
     try:

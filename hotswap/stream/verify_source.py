@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream.aggregate import DIRECTORY
+from hotswap.stream.aggregate import find_aggregate
 from hotswap.stream.apply import bytes_of
 from hotswap.stream.blobs import Blob, locate_deltas
 from hotswap.stream.checksums import checksum
@@ -78,8 +78,8 @@ def verify_source(
 
 def _aggregate_note(run: _Run, source: Path) -> str | None:
     """Take the aggregate into the run; why not, when it is to be skipped."""
-    directory = source / DIRECTORY
-    if not directory.is_dir():
+    directory = find_aggregate(source)
+    if directory is None:
         return None
     try:
         with Folder.open(directory) as folder:

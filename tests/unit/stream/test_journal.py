@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotswap.stream import LocalDamaged, PullMode, pull
+from hotswap.stream import LocalDamaged, PullMode, pull, survey_local
 from hotswap.stream.disk import LocalDisk
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.journal import CHUNK_BYTES, JournalReader, JournalWriter, Outcome
@@ -98,6 +103,88 @@ def test_every_cut_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
             read_again(path)
 
 
+def by_hand(path: Path, outcome: object, *records: tuple[int, int, int, int, bytes]) -> Path:
+    """A journal as its page says: each record is (kind, file, offset, span, payload)."""
+    content = b"hotswap-journal2"
+    for kind, file, offset, span, payload in records:
+        head = struct.pack("<IIQII", kind, file, offset, span, len(payload))
+        content += head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head + payload)) + payload
+    text = json.dumps(outcome).encode()
+    content += text + struct.pack("<QQ8s", len(text), xxhash.xxh3_64_intdigest(text), b"hsw-end1")
+    path.write_bytes(content)
+    return path
+
+
+SAID = {"before": None, "state": {"version": "000001"}, "files": ["a"]}
+
+
+def test_one_made_by_hand_is_read(tmp_path: Path) -> None:
+    words = bytes(range(8)) + struct.pack("<I", 1)
+    path = by_hand(tmp_path / "journal", SAID, (0, 0, 3, 2, b"xy"), (1, 0, 0, 20, words))
+    contents = [bytearray(20)]
+    with closing(JournalReader(path)) as journal:
+        patched(journal, contents)
+    assert contents == [bytes(3) + b"xy" + bytes(3) + bytes(range(8)) + bytes(4)]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {},
+        [],
+        None,
+        7,
+        {"before": None, "state": {"version": 7}},
+        {"before": None, "state": {"version": "seven"}},
+        {"before": None, "state": {"version": "000001"}, "files": "a"},
+        {"before": 1, "state": {"version": "000001"}},
+        {"state": {"version": "000001"}},
+        {"before": None, "after": {"version": "000001"}},
+    ],
+    ids=str,
+)
+def test_one_of_another_schema_is_no_journal_and_the_copy_is_seeded_again(
+    tmp_path: Path, outcome: object
+) -> None:
+    stream = Stream(tmp_path, "xor")
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    path = by_hand(Reserved(stream.local).journal, outcome)
+    with pytest.raises(LocalDamaged, match="not the journal that a pull left"):
+        JournalReader(path)
+    assert survey_local(stream.local).unfinished is None
+    assert pull(stream.local, stream.source, 1, base_dir=stream.base).mode is PullMode.RESEED
+    assert contents_of(stream.local) == stream.at(1)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        (2, 0, 0, 2, b"xy"),
+        (0, 1, 0, 2, b"xy"),
+        (0, 0, 0, 3, b"xy"),
+        (0, 0, 0, 1, b"xy"),
+        (1, 0, 0, 16, b"xy"),
+        (1, 0, 0, CHUNK_BYTES + 1, b""),
+        (0, 0, 2**63, 2, b"xy"),
+        (0, 0, 2**64 - 1, 2, b"xy"),
+        (1, 0, 0, 16, bytes(8) + struct.pack("<I", 2)),
+        (1, 0, 0, 16, bytes(8) + struct.pack("<I", 2**32 - 1)),
+    ],
+    ids=str,
+)
+def test_a_record_that_no_pull_writes_changes_nothing(
+    tmp_path: Path, record: tuple[int, int, int, int, bytes]
+) -> None:
+    path = by_hand(tmp_path / "journal", SAID, record)
+    contents = [bytearray(32)]
+    with (
+        closing(JournalReader(path)) as journal,
+        pytest.raises(LocalDamaged, match="not the journal that a pull left"),
+    ):
+        patched(journal, contents)
+    assert contents == [bytes(32)]
+
+
 def test_an_uncommitted_journal_leaves_nothing(tmp_path: Path) -> None:
     writer = JournalWriter(LocalDisk(), tmp_path / "journal")
     note(writer, 0, 0, bytes(8), bytes(7) + b"x")
@@ -155,6 +242,34 @@ def test_a_file_that_a_journal_needs_is_gone_or_short(
         path.write_bytes(content[:left])
     assert pull(stream.local, stream.source, 3, base_dir=stream.base).mode is PullMode.RESEED
     half_written.check_bytes(3)
+
+
+def to_a_link(path: Path) -> None:
+    path.rename(path.with_name("kept"))
+    path.symlink_to("kept")
+
+
+def to_another_name(path: Path) -> None:
+    path.with_name("kept").hardlink_to(path)
+
+
+def to_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("turn", [to_a_link, to_another_name, to_a_pipe])
+def test_a_file_that_a_journal_needs_is_none_of_its_own_any_more(
+    half_written: Scenario, turn: Callable[[Path], None]
+) -> None:
+    stream = half_written.stream
+    path = stream.local / "model-00001-of-00002.safetensors"
+    content = path.read_bytes()
+    turn(path)
+    assert pull(stream.local, stream.source, 3, base_dir=stream.base).mode is PullMode.RESEED
+    half_written.check_bytes(3)
+    kept = path.with_name("kept")
+    assert not kept.exists() or kept.read_bytes() == content
 
 
 def test_a_large_tensor_is_written_in_several_records(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from hotswap.stream import PullPending, StreamError, pull, reading
+from hotswap.stream import LocalBusy, PullPending, StreamError, pull, reading
 from hotswap.stream.lock import exclusive
 from hotswap.stream.state import Reserved
+from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, contents_of
 
 
@@ -69,6 +70,69 @@ def test_readers_share_and_keep_pulls_out(tmp_path: Path) -> None:
         reading(stream.local, timeout_s=0),
     ):
         raise AssertionError("two held it")
+
+
+def test_a_lock_that_was_replaced_while_it_was_waited_for_is_taken_anew(tmp_path: Path) -> None:
+    Reserved(tmp_path).home.mkdir()
+    order = list[str]()
+
+    def wait() -> None:
+        with exclusive(tmp_path, timeout_s=60):
+            order.append("who waited")
+
+    with ThreadPoolExecutor(1) as pool:
+        first, another = (exclusive(tmp_path, timeout_s=0) for _ in range(2))
+        with first as held:
+            waits = pool.submit(wait)
+            Reserved(tmp_path).lock.unlink()
+            assert not held.counts
+            another.__enter__()
+        order.append("another")
+        another.__exit__(None, None, None)
+        waits.result()
+    assert order == ["another", "who waited"]
+
+
+def test_a_lock_that_is_waited_for_may_go_and_come_any_number_of_times(tmp_path: Path) -> None:
+    """Two that hold it never meet, whatever becomes of its file between them."""
+    Reserved(tmp_path).home.mkdir()
+    inside, together = list[int](), threading.Barrier(4)
+
+    def one(number: int) -> None:
+        together.wait()
+        for _ in range(25):
+            with exclusive(tmp_path, timeout_s=60) as held:
+                inside.append(number)
+                assert held.counts
+                assert inside == [number]
+                inside.remove(number)
+                # As the last thing that its holder does: from here on the next one may come.
+                Reserved(tmp_path).lock.unlink()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    assert inside == []
+
+
+@pytest.mark.parametrize("call", ["unlink", "replace"])
+def test_a_pull_whose_lock_is_no_longer_one_changes_nothing(tmp_path: Path, call: str) -> None:
+    stream = Stream(tmp_path, "xor")
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    lock = Reserved(stream.local).lock
+
+    def fault(_number: int) -> None:
+        if disk.calls[-1] == "write":
+            lock.unlink(missing_ok=True)
+            if call == "replace":
+                lock.touch()
+
+    disk = FaultyDisk(fault)
+    with pytest.raises(LocalBusy, match="removed or replaced while a pull held it") as caught:
+        pull(stream.local, stream.source, 1, base_dir=stream.base, disk=disk)
+    assert (caught.value.local_version, caught.value.retryable) == (0, True)
+    assert contents_of(stream.local) == stream.at(0)
+    pull(stream.local, stream.source, 1, base_dir=stream.base)
+    assert contents_of(stream.local) == stream.at(1)
 
 
 def test_a_directory_that_no_pull_wrote_needs_no_lock(tmp_path: Path) -> None:

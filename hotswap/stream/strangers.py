@@ -1,0 +1,55 @@
+"""What lies where ``.weight_sync/`` has something of its own, and no pull put there.
+
+Rule: it is removed and nothing is followed; else a directory in a file's place would make
+every pull fail until a person comes. What such a thing stood for is lost, and a copy whose
+state or journal it was is of no use.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from hotswap.stream.disk import Disk
+from hotswap.stream.state import Reserved, unfinished
+
+__all__ = ["clear_unfinished", "empty_incoming", "has_strangers"]
+
+
+def has_strangers(paths: Reserved) -> bool:
+    """Whether something else is where the state or the journal belongs. Raises: OSError."""
+    if any(_is_other(path, stat.S_ISREG) for path in (paths.state, paths.journal)):
+        return True
+    # One was removed, and the pull that did it was cut short before it had written its own.
+    gone = not os.path.lexists(paths.state) and not paths.is_pending
+    return gone and os.path.lexists(unfinished(paths.state))
+
+
+def clear_unfinished(paths: Reserved, disk: Disk) -> None:
+    """Remove what would be in the way of new files, and the room that a killed pull took.
+
+    A link there leads to a file that a pull must not write into. Raises: OSError.
+    """
+    if os.path.lexists(unfinished(paths.journal)):
+        disk.remove(unfinished(paths.journal))
+    state = unfinished(paths.state)
+    if _is_other(state, stat.S_ISREG) or (os.path.lexists(state) and state.lstat().st_nlink != 1):
+        disk.remove(state)
+
+
+def empty_incoming(paths: Reserved, disk: Disk) -> None:
+    """Remove every file of a copy that never took its place. Raises: OSError."""
+    if _is_other(paths.incoming, stat.S_ISDIR):
+        disk.remove(paths.incoming)
+    elif paths.incoming.exists():
+        for leftover in sorted(paths.incoming.iterdir()):
+            disk.remove(leftover)
+
+
+def _is_other(path: Path, wanted: Callable[[int], bool]) -> bool:
+    try:
+        return not wanted(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
