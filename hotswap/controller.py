@@ -30,6 +30,7 @@ from hotswap.coverage import Coverage
 from hotswap.drain import Drain
 from hotswap.errors import IllegalCommand, ShuttingDown
 from hotswap.fetch import PreRead
+from hotswap.occupation import Occupation
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, LoadStrategy, Resettable
 from hotswap.state import (
@@ -108,6 +109,7 @@ class Controller:
             counters=self.counters,
             window=self.writes,
         )
+        self.memory: Occupation = Occupation(self._stopped)
         self._pipeline = UpdatePipeline(
             engine=engine,
             machine=self.machine,

@@ -38,6 +38,7 @@ __all__ = [
     "Plan",
     "Resettable",
     "SamplingParams",
+    "Sleeper",
     "Stage",
     "TokenChunk",
     "TokenLogprob",
@@ -212,6 +213,31 @@ class Resettable(Protocol):
 
         Only while paused. Weights that have one of ``skipped`` in a name of theirs stay,
         and so does what a full update would not bring back.
+        """
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can do without memory for a while, and gives it back to the system.
+
+    ``tags`` are of ``weights`` and ``kv_cache``. Only while paused, on the engine's own
+    thread. Nothing reads, writes or runs weights between a ``sleep`` and the ``wake``.
+    """
+
+    async def sleep(self, tags: frozenset[str]) -> None:
+        """Let go of the memory of ``tags``, with what is in it; ``kv_cache`` drops cached
+        prefixes, and no request holds keys and values any more.
+
+        Raises: CommandError when it cannot, and has not begun. Whatever else it raises, all of
+        the weights have memory then, but not their values.
+        """
+        ...
+
+    async def wake(self, tags: frozenset[str]) -> bool:
+        """Take the memory again; whether the weights in it are those that were there.
+
+        Raises: MemoryError when there is none; nothing has come back then.
         """
         ...
 

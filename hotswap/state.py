@@ -195,12 +195,17 @@ IDLE_OR_PAUSES = Guard(
     'or pass abort_all_requests=true (or pause_mode="retract" to keep them)',
     error=InFlight,
 )
-IDLE = Guard(
+IDLE = replace(
+    IDLE_OR_PAUSES,
     name="idle",
     passes=lambda _facts, now: now.in_flight == 0,
     hint='requests are in flight; call pause_generation(mode="abort") first, '
     "or retry when they have finished",
-    error=InFlight,
+)
+KV_FREE_OR_PAUSES = replace(
+    NOTHING_HOLDS_KV,
+    name="kv_free_or_pauses",
+    passes=lambda _facts, now: now.holding_kv == 0 or now.pauses_itself,
 )
 GUARDS: tuple[Guard, ...] = (
     NOTHING_HOLDS_KV,
@@ -208,6 +213,7 @@ GUARDS: tuple[Guard, ...] = (
     WHOLE_OR_FULL,
     IDLE_OR_PAUSES,
     IDLE,
+    KV_FREE_OR_PAUSES,
 )
 
 
@@ -222,13 +228,12 @@ class Rule:
 
 RESTING: tuple[State, ...] = (State.SERVING, State.PAUSED, State.SLEEPING, State.INVALID)
 
-_UPDATE = Rule(
-    during=Activity.UPDATING, guards=(WEIGHTS_RESIDENT, WHOLE_OR_FULL), touches_weights=True
-)
-_SWAP = Rule(during=Activity.UPDATING, guards=(IDLE_OR_PAUSES,), touches_weights=True)
-_SLEEP = Rule(during=Activity.UPDATING, touches_weights=True)
+_WRITES = Rule(during=Activity.UPDATING, touches_weights=True)
+_UPDATE = replace(_WRITES, guards=(WEIGHTS_RESIDENT, WHOLE_OR_FULL))
+_SWAP = replace(_WRITES, guards=(IDLE_OR_PAUSES,))
+_SLEEP = replace(_WRITES, guards=(KV_FREE_OR_PAUSES,))
 _RELABEL = Rule(during=Activity.UPDATING)
-_RESET = Rule(during=Activity.UPDATING, guards=(WEIGHTS_RESIDENT,), touches_weights=True)
+_RESET = replace(_WRITES, guards=(WEIGHTS_RESIDENT,))
 
 TABLE: Mapping[tuple[State, Command], Rule] = {
     **{(state, Command.PAUSE): Rule() for state in RESTING},
@@ -237,12 +242,11 @@ TABLE: Mapping[tuple[State, Command], Rule] = {
         (state, Command.FLUSH): Rule(during=Activity.FLUSHING, guards=(NOTHING_HOLDS_KV,))
         for state in RESTING
     },
-    (State.PAUSED, Command.UPDATE): _UPDATE,
-    (State.SLEEPING, Command.UPDATE): _UPDATE,
-    (State.INVALID, Command.UPDATE): _UPDATE,
+    **{(state, Command.UPDATE): _UPDATE for state in (State.PAUSED, State.SLEEPING, State.INVALID)},
     (State.SERVING, Command.SWAP): _SWAP,
     **{(state, Command.SLEEP): _SLEEP for state in RESTING},
-    (State.SLEEPING, Command.WAKE): _SLEEP,
+    (State.SERVING, Command.SLEEP): _SWAP,
+    (State.SLEEPING, Command.WAKE): _WRITES,
     (State.SERVING, Command.RELABEL): _RELABEL,
     (State.PAUSED, Command.RELABEL): _RELABEL,
     (State.SERVING, Command.RESET): replace(_RESET, guards=(IDLE,)),

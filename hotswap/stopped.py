@@ -7,12 +7,14 @@ work, the facts and the resume then run to their end, whoever stops waiting for 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from hotswap.command_queue import CommandQueue
 from hotswap.counters import Counters
+from hotswap.errors import CommandError
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine
 from hotswap.state import Command, Machine, Outcome, Situation, forward_allowed
@@ -37,14 +39,14 @@ class StoppedWork:
         counters: Counters,
         window: WriteWindow,
     ) -> None:
-        self._engine = engine
-        self._machine = machine
-        self._queue = queue
-        self._counters = counters
+        self.engine = engine
+        self.machine = machine
+        self.queue = queue
+        self.counters = counters
         self._window = window
 
     def __repr__(self) -> str:
-        return f"<StoppedWork {self._machine.state}>"
+        return f"<StoppedWork {self.machine.state}>"
 
     async def run(
         self,
@@ -61,34 +63,58 @@ class StoppedWork:
 
         Raises: IllegalCommand, InFlight, Busy, what the engine or ``work`` raised.
         """
-        with self._counters.counted(command), await self._queue.enter(command):
-            runs = forward_allowed(self._machine.facts)
-            in_flight = self._engine.in_flight
-            now = Situation(in_flight=in_flight.total, holding_kv=in_flight.holding_kv)
-            self._machine.begin(command, now)
-            aborted = 0
-            try:
-                # Requests that stand still already need no stop, but may have to end.
-                if runs or mode is PauseMode.ABORT:
-                    aborted = (await self._engine.pause(mode)).num_aborted
-                await checkpoint_if_cancelled()
-            except BaseException:
-                await uninterrupted(self._settle(Outcome.UNDONE, now))
-                raise
-            return await uninterrupted(self._to_the_end(work, failed, now)), aborted
+        with self.counters.counted(command), await self.queue.enter(command):
+            return await self.run_in_turn(command, work, mode=mode, failed=failed)
+
+    async def run_in_turn(
+        self,
+        command: Command,
+        work: Callable[[], Awaitable[T]],
+        *,
+        mode: PauseMode,
+        failed: Outcome,
+        asked: Situation | None = None,
+        done: Callable[[T, Situation], Situation] = lambda _result, now: now,
+    ) -> tuple[T, int]:
+        """The same for who holds the queue's entry, and counts. ``asked`` is what guards and
+        outcomes look at besides requests in flight, ``done`` adds what the work found out."""
+        runs = forward_allowed(self.machine.facts)
+        in_flight = self.engine.in_flight
+        now = replace(
+            asked or Situation(), in_flight=in_flight.total, holding_kv=in_flight.holding_kv
+        )
+        self.machine.begin(command, now)
+        aborted = 0
+        try:
+            # Requests that stand still already need no stop, but may have to let go or end.
+            if runs or mode.strength > PauseMode.IN_PLACE.strength:
+                aborted = (await self.engine.pause(mode)).num_aborted
+            await checkpoint_if_cancelled()
+        except BaseException:
+            await uninterrupted(self._settle(Outcome.UNDONE, now))
+            raise
+        return await uninterrupted(self._to_the_end(work, failed, now, done)), aborted
 
     async def _to_the_end(
-        self, work: Callable[[], Awaitable[T]], failed: Outcome, now: Situation
+        self,
+        work: Callable[[], Awaitable[T]],
+        failed: Outcome,
+        now: Situation,
+        done: Callable[[T, Situation], Situation],
     ) -> T:
         outcome = failed
         try:
             with self._window.open():
                 result = await work()
-            outcome = Outcome.DONE
+            outcome, now = Outcome.DONE, done(result, now)
+        except CommandError:
+            # The engine has refused before it did anything.
+            outcome = Outcome.UNDONE
+            raise
         finally:
             await self._settle(outcome, now)
         return result
 
     async def _settle(self, outcome: Outcome, now: Situation) -> None:
-        self._machine.finish(outcome, now)
-        await reconcile(self._engine, self._machine)
+        self.machine.finish(outcome, now)
+        await reconcile(self.engine, self.machine)

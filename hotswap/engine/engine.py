@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -34,7 +35,8 @@ _HOST_CACHE_BYTES = 256 * 2**20
 
 
 class EmbeddedEngine(ThreadedEngine[EngineSteps]):
-    """Llama, Qwen2 or Qwen3 in torch; satisfies ``Engine``, ``Generator``, ``Inspector``.
+    """Llama, Qwen2 or Qwen3 in torch; satisfies ``Engine``, ``Generator``, ``Inspector``,
+    ``Resettable`` and ``Sleeper``.
 
     Use it as an async context manager: that starts and ends its one thread. It owns
     the model; ``model`` may be looked at, and written only through ``write``.
@@ -121,6 +123,7 @@ class EmbeddedEngine(ThreadedEngine[EngineSteps]):
                 self._scheduler,
                 loaded.target,
                 eos=config.eos_token_ids | loaded.eos_token_ids | eos_token_ids,
+                recapture=self._recapture,
             )
         )
         self._intake = Intake(
@@ -247,6 +250,24 @@ class EmbeddedEngine(ThreadedEngine[EngineSteps]):
         Raises: UpdateRejected with everything that is wrong.
         """
         return plan_model(self._steps.target, manifest, scope, live=self.model.config)
+
+    # --- memory; event loop
+
+    async def sleep(self, tags: frozenset[str]) -> None:
+        """See ``seams.Sleeper``. Raises: RuntimeError while not paused."""
+        await self._loop.call(partial(self._steps.sleep, tags))
+
+    async def wake(self, tags: frozenset[str]) -> bool:
+        """See ``seams.Sleeper``: weights come back without their values.
+
+        Raises: MemoryError; RuntimeError while not paused.
+        """
+        return await self._loop.call(partial(self._steps.wake, tags))
+
+    def _recapture(self, back: bool) -> None:
+        self.model.model.graphs = None
+        if back and self._has_graphs:
+            use_cuda_graphs(self.model, max_running=self._max_running)
 
     # --- generation; event loop
 

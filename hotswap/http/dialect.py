@@ -93,6 +93,10 @@ class Dialect(Protocol):
         """The reply of a flush that dropped ``entries``."""
         ...
 
+    def memory_moved(self, body: Mapping[str, object]) -> Response:
+        """The reply once memory was released or taken again, which ``body`` tells of."""
+        ...
+
     def flush_refused(self, error: Exception) -> Response:
         """The reply of a flush that is not possible now: always a 400."""
         ...

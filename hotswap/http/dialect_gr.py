@@ -73,6 +73,10 @@ class GrDialect:
         """JSON."""
         return Json({"success": True, "entries_cleared": entries, "message": "Cache flushed."})
 
+    def memory_moved(self, body: Mapping[str, object]) -> Response:
+        """JSON."""
+        return Json(body)
+
     def flush_refused(self, error: Exception) -> Response:
         """GR's envelope, with a 400 where another route would answer 409."""
         wire = self.wire(error)

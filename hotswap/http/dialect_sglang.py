@@ -22,6 +22,7 @@ from hotswap.http.errors import (
     pull_fields,
     wire_of,
 )
+from hotswap.http.replies import Json
 from hotswap.http.weight_rows import tensor_pieces
 from hotswap.stream.errors import StreamError
 
@@ -125,6 +126,10 @@ class SglangDialect:
     def flushed(self, entries: int) -> Response:
         """A text, which some clients compare."""
         return PlainTextResponse(_FLUSHED)
+
+    def memory_moved(self, body: Mapping[str, object]) -> Response:
+        """``null``, as SGLang's; ``/status`` says what is released."""
+        return Json(None)
 
     def flush_refused(self, error: Exception) -> Response:
         """A text that says why."""

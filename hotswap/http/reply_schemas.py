@@ -74,6 +74,21 @@ _SUBMITTED = _object(
 )
 _ROW = _object({"request_id": _TEXT, "state": _TEXT, "route": {"enum": ["generate", "submit"]}})
 _DONE = _object({"success": {"const": True}, "message": _TEXT})
+# An object in one dialect, null in the other.
+_MOVED: Schema = {
+    "anyOf": [
+        _object(
+            {
+                "success": {"const": True},
+                "message": _TEXT,
+                "tags": _list(_TEXT),
+                "released": _list(_TEXT),
+            },
+            {"num_aborted_requests": _COUNT},
+        ),
+        {"type": "null"},
+    ]
+}
 _STAMP: Mapping[str, Schema] = {
     "weight_version": _TEXT_OR_NULL,
     "token_step": _COUNT_OR_NULL,
@@ -209,6 +224,9 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
     ),
     "/begin_weight_update": _DONE,
     "/end_weight_update": _DONE,
+    "/release_memory_occupation": _MOVED,
+    "/resume_memory_occupation": _MOVED,
+    "/post_process_weights": _DONE,
     # An object in one dialect, in the other the bare rows.
     "/get_weights_by_name": {
         "anyOf": [

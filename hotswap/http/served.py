@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from hotswap.attempt import UpdateNews
 from hotswap.coverage import Coverage
+from hotswap.errors import IllegalCommand
 from hotswap.http.dialect import Dialect, dialect_of, generate_limit_s
 from hotswap.http.errors import NotFound
 from hotswap.http.event_stream import STALL_S
@@ -35,6 +36,8 @@ __all__ = [
     "Describing",
     "Living",
     "Loaded",
+    "Memory",
+    "MovedMemory",
     "Paused",
     "Served",
     "Writes",
@@ -83,6 +86,39 @@ class Counts(Protocol):
         ...
 
 
+class MovedMemory(Protocol):
+    """What a release or a resumption of memory did."""
+
+    @property
+    def moved(self) -> frozenset[str]:
+        """The tags that it was about, and that were not so already."""
+        ...
+
+    @property
+    def asleep(self) -> frozenset[str]:
+        """The tags that are released now."""
+        ...
+
+    @property
+    def num_aborted(self) -> int:
+        """Requests that it ended."""
+        ...
+
+
+class Memory(Protocol):
+    """What the routes need to let memory go and take it again."""
+
+    def sleep(
+        self, tags: frozenset[str], *, pause_mode: PauseMode | None = None
+    ) -> Awaitable[MovedMemory]:
+        """Let the memory of ``tags`` go."""
+        ...
+
+    def wake(self, tags: frozenset[str]) -> Awaitable[MovedMemory]:
+        """Take it again."""
+        ...
+
+
 class Commands(Protocol):
     """What the routes need of the controller."""
 
@@ -124,6 +160,11 @@ class Commands(Protocol):
     @property
     def writes(self) -> Writes:
         """What readers of live weights wait for."""
+        ...
+
+    @property
+    def memory(self) -> Memory:
+        """Memory that is let go and taken again."""
         ...
 
     def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
@@ -269,28 +310,37 @@ class Served:
 class WholeWeights:
     """Satisfies ``Inspector``: each read is of one set of weights, and never of half a commit.
 
-    It waits for a commit to end. Raises: Busy when that takes too long.
+    It waits for a commit to end. Raises: Busy when that takes too long; IllegalCommand while
+    there are no weights to read.
     """
 
     engine: Inspector
-    writes: Writes
+    commands: Commands
 
     async def read_weight(self, name: str, rows: int) -> torch.Tensor:
         """See ``seams.Inspector``."""
-        await self.writes.closed()
+        await self._readable()
         return await self.engine.read_weight(name, rows)
 
     async def checksums(self) -> dict[str, str]:
         """See ``seams.Inspector``."""
-        await self.writes.closed()
+        await self._readable()
         return await self.engine.checksums()
+
+    async def _readable(self) -> None:
+        await self.commands.writes.closed()
+        if not self.commands.machine.facts.weights.resident:
+            raise IllegalCommand(
+                "the memory of the weights is released, so there are none to look at; send "
+                '/resume_memory_occupation with the tag "weights", and a full update'
+            )
 
 
 def inspector_of(serving: Served) -> Inspector:
     """The engine, if it shows its weights. Raises: NotFound."""
     if not isinstance(serving.engine, Inspector):
         raise NotFound("this server's engine does not show its weights")
-    return WholeWeights(engine=serving.engine, writes=serving.commands.writes)
+    return WholeWeights(engine=serving.engine, commands=serving.commands)
 
 
 def load_of(serving: Served) -> EngineLoad:

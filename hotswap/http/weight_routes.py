@@ -18,6 +18,7 @@ from hotswap.http import (
     weights,
     weights_checker,
 )
+from hotswap.http.occupation import occupation_routes
 from hotswap.http.pull_weights import PullBody, pull_weights
 from hotswap.http.routes import Kind, KindedRoute
 from hotswap.http.schemas import (
@@ -55,6 +56,7 @@ def weight_routes() -> list[KindedRoute]:
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
         control("/begin_weight_update", begin, methods=post, body=SessionBody),
         control("/end_weight_update", end, methods=post, body=NoBody),
+        *occupation_routes(),
         lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),
         control("/weights_checker", check, methods=get_or_post, body=CheckerBody),
         *(

@@ -9,11 +9,12 @@ import anyio
 
 from hotswap.attempt import UpdateNews
 from hotswap.coverage import Coverage
+from hotswap.occupation import TAGS, MemoryMoved
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
 from hotswap.write_window import WriteWindow
 
-__all__ = ["FakeAdmission", "FakeCommands", "FakePause"]
+__all__ = ["FakeAdmission", "FakeCommands", "FakeMemory", "FakePause"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,36 @@ class FakeAdmission:
 
 
 @dataclass(slots=True, kw_only=True)
+class FakeMemory:
+    """Lets go and takes again at once, and notes what it was asked for."""
+
+    calls: list[str] = field(default_factory=list)
+    asleep: frozenset[str] = frozenset()
+    refusal: Exception | None = None
+
+    async def sleep(
+        self, tags: frozenset[str], *, pause_mode: PauseMode | None = None
+    ) -> MemoryMoved:
+        """One request was aborted, if any."""
+        self._note(f"sleep {sorted(tags)} {pause_mode or '-'}")
+        moved = (tags & TAGS) - self.asleep
+        self.asleep |= moved
+        return MemoryMoved(moved=moved, asleep=self.asleep, num_aborted=int(bool(pause_mode)))
+
+    async def wake(self, tags: frozenset[str]) -> MemoryMoved:
+        """No weights change."""
+        self._note(f"wake {sorted(tags)}")
+        moved = tags & self.asleep
+        self.asleep -= moved
+        return MemoryMoved(moved=moved, asleep=self.asleep)
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.refusal is not None:
+            raise self.refusal
+
+
+@dataclass(slots=True, kw_only=True)
 class FakeCommands:
     """Raises ``refusal`` from every command while it has one, else succeeds.
 
@@ -68,6 +99,7 @@ class FakeCommands:
     counters: FakeCounters = field(default_factory=FakeCounters)
     admission: FakeAdmission = field(default_factory=FakeAdmission)
     writes: WriteWindow = field(default_factory=lambda: WriteWindow(wait_s=30.0))
+    memory: FakeMemory = field(default_factory=FakeMemory)
     reasons: list[str] = field(default_factory=list)
     refusal: Exception | None = None
     gate: anyio.Event | None = None

@@ -142,6 +142,8 @@ class FakeEngine:
         self.forward: bool = True
         self.cached: int = 0
         self.stamp: WeightStamp = WeightStamp()
+        self.asleep: frozenset[str] = frozenset()
+        self.keeps: bool = False
         self._idle = anyio.Event()
         self._pauses = 0
 
@@ -242,6 +244,26 @@ class FakeEngine:
             self.steps.failure("tensor")
             self.weights[name].fill_(-1.0)
         return tuple(names)
+
+    async def sleep(self, tags: frozenset[str]) -> None:
+        """Note ``tags``; weights are -2 from then on, and no prefix is cached."""
+        self.calls.append("sleep")
+        assert not self.forward, "memory released while forward passes run"
+        await self.steps.step("sleep")
+        self.asleep |= tags
+        for tensor in self.weights.values() if "weights" in tags else ():
+            tensor.fill_(-2.0)
+        if "kv_cache" in tags:
+            assert not self.in_flight.holding_kv, "a request held KV whose memory was released"
+            self.cached = 0
+
+    async def wake(self, tags: frozenset[str]) -> bool:
+        """Note it; whether ``keeps``."""
+        self.calls.append("wake")
+        assert not self.forward, "memory taken again while forward passes run"
+        await self.steps.step("wake")
+        self.asleep -= tags
+        return self.keeps
 
 
 class FakeStage:

@@ -43,4 +43,7 @@ def why_not_plain(tensor: torch.Tensor) -> str | None:
         return "on the meta device, without memory"
     if tensor.is_quantized:
         return f"quantised ({str(tensor.dtype).removeprefix('torch.')})"
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        # Whoever looked at its bytes would end the process.
+        return "released: its memory is given back"
     return None

@@ -17,6 +17,7 @@ from hotswap.types import Bucket, Manifest, Payload, Scope
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
 from hotswap.weights.compiled import plain_name
+from hotswap.weights.live_memory import LiveMemory
 from hotswap.weights.mapping import CheckpointNaming, FusedRule
 from hotswap.weights.noise import fill_with_noise
 from hotswap.weights.pieces import Job, spec_of
@@ -72,6 +73,7 @@ class WeightTarget:
         self._naming = naming
         self._post_load: list[Callable[[], None]] = []
         self._unfinished = False
+        self._memory = LiveMemory()
         self._survey()
 
     def __repr__(self) -> str:
@@ -92,6 +94,10 @@ class WeightTarget:
 
     def plan(self, manifest: Manifest, scope: Scope) -> TargetPlan:
         """Validate a source; writes nothing. Raises: UpdateRejected with all that is wrong."""
+        if self._memory.released_bytes:
+            raise UpdateRejected(
+                'the memory of the weights is released; wake the tag "weights" first, then update'
+            )
         catalogue = self._survey()
         if self._naming is not None:
             usual = self._naming.usual
@@ -115,6 +121,7 @@ class WeightTarget:
         """
         if not isinstance(plan, TargetPlan):
             raise TypeError(f"{plan!r} is not a plan of this target; wanted what plan() returned")
+        self._check_resident()
         planned = [
             _planned(plan, name, payload) for name, payload in bucket if name not in plan.skipped
         ]
@@ -165,6 +172,7 @@ class WeightTarget:
 
         Weights that have one of ``skipped`` in a name of theirs stay as they are.
         """
+        self._check_resident()
         spoilt = [
             region
             for region in self._survey().regions
@@ -177,13 +185,39 @@ class WeightTarget:
             fill_with_noise(live if region.true_rows is None else live[: region.true_rows])
         return tuple(region.name for region in spoilt)
 
+    def release(self) -> int:
+        """Give the system back the memory of what a full update fills; how many bytes.
+
+        Until :meth:`restore` nothing is planned, written or read, and the module must not
+        run. Raises: IllegalCommand, as ``LiveMemory.release``.
+        """
+        filled = [region.tensor for region in self._survey().regions if region.refusal is None]
+        own = {id(tensor) for tensor in filled}
+        kept = [tensor for _, tensor in _all_live(self.module) if id(tensor) not in own]
+        self._unfinished = True
+        with torch.no_grad():
+            return self._memory.release(filled, kept=kept)
+
+    def restore(self) -> int:
+        """Take memory for it again, with arbitrary values; how many bytes. A full update is
+        what makes them weights. Raises: MemoryError."""
+        with torch.no_grad():
+            return self._memory.restore()
+
+    def _check_resident(self) -> None:
+        if self._memory.released_bytes:
+            raise RuntimeError(
+                "the memory of the weights is released, so there are none; restore it first"
+            )
+
     def read(self, name: str, rows: int) -> torch.Tensor:
         """First ``rows`` of dimension 0 of a weight: a CPU copy, float32 or integer.
 
         ``name`` is a live name (any buffer included) or a checkpoint name, with or
         without ``model.`` in front. Padding rows are not shown. Raises: KeyError for
-        any other name, and for a tensor without plain memory.
+        any other name, and for a tensor without plain memory; RuntimeError while released.
         """
+        self._check_resident()
         live = self._find(name)
         if live is None or why_not_plain(live) is not None:
             reason = "no such weight" if live is None else why_not_plain(live)
@@ -212,8 +246,10 @@ class WeightTarget:
     def checksums(self) -> dict[str, str]:
         """xxh3-64 of every parameter and buffer, persistent or not, aliases included.
 
-        Padding rows count. Raises: ValueError naming a tensor without plain memory.
+        Padding rows count. Raises: ValueError naming a tensor without plain memory;
+        RuntimeError while released.
         """
+        self._check_resident()
         found: dict[str, str] = {}
         known: dict[int, str] = {}
         for name, tensor in _all_live(self.module):

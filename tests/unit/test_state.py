@@ -70,6 +70,10 @@ def expected_refusal(facts: Facts, command: Command, now: Situation) -> type[Com
     beside = command is C.SWAP or (command is C.RESET and state_of(facts) is S.SERVING)
     if beside and now.in_flight and not (command is C.SWAP and now.pauses_itself):
         return InFlight
+    if command is C.SLEEP and not now.pauses_itself:
+        serving = state_of(facts) is S.SERVING
+        if now.in_flight if serving else now.holding_kv:
+            return InFlight
     if command in (C.UPDATE, C.RESET):
         if facts.weights in (Weights.RELEASED, Weights.RELEASED_TORN):
             return IllegalCommand

@@ -45,6 +45,9 @@ ASKED: dict[str, list[tuple[str, str, object]]] = {
         ("POST", "/begin_weight_update", None),
         ("POST", "/end_weight_update", None),
     ],
+    "/release_memory_occupation": [("POST", "/release_memory_occupation", None)],
+    "/resume_memory_occupation": [("POST", "/resume_memory_occupation", {"tags": ["weights"]})],
+    "/post_process_weights": [("POST", "/post_process_weights", None)],
     "/get_weights_by_name": [("GET", "/get_weights_by_name?name=embed.weight", None)],
     "/weights_checker": [
         ("POST", "/weights_checker", {"action": action})
