@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import torch
 from hotswap_delta_pull import DeltaPullStrategy
 from hotswap_disk import DiskStrategy
@@ -14,18 +16,23 @@ from safetensors.torch import save_file
 from hotswap.controller import Controller
 from hotswap.embed import ForwardGate, GatedEngine
 from hotswap.pulls import Puller
+from hotswap.seams import Plan
+from hotswap.sparse import Base
 from hotswap.stream import publish_delta
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.recorded import RecordedBase
 from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
-from hotswap.types import LoadMode, Scope, Update, UpdateReport
+from hotswap.types import LoadMode, Scope, Update, UpdateReport, WeightStamp
 from hotswap.weights.checkpoint import Checkpoint
+from hotswap.weights.pieces import Job
 from hotswap.weights.roots import Roots
 from hotswap.weights.target import WeightTarget
 
 __all__ = ["Served", "Trainer", "changed", "checksums", "state_of"]
 
 State = dict[str, torch.Tensor]
+
+_NUMBERS = itertools.count()
 
 
 def state_of(seed: int, *, tied: bool = False, dtype: torch.dtype = torch.float32) -> State:
@@ -50,6 +57,15 @@ def changed(state: Mapping[str, torch.Tensor], seed: int) -> State:
 def checksums(target: WeightTarget) -> dict[str, str]:
     """Of everything that a checkpoint fills."""
     return {name: sum_ for name, sum_ in target.checksums().items() if name != "inv_freq"}
+
+
+def load(target: WeightTarget, directory: Path) -> None:
+    """All of a checkpoint."""
+    with Checkpoint.open(directory) as checkpoint:
+        plan = target.plan(checkpoint.manifest, Scope.FULL)
+        for bucket in checkpoint.buckets():
+            target.write(plan, bucket)
+    target.finish()
 
 
 class Trainer:
@@ -87,10 +103,51 @@ def _bytes(tensor: torch.Tensor) -> Bytes:
     return content
 
 
-class Served:
-    """A module behind a controller, and what pulls for it. Use it as ``async with``."""
+class Engine(GatedEngine):
+    """Fails when it is told to: at a patch, ``done`` of its jobs done, or at a commit.
 
-    def __init__(self, trainer: Trainer, folder: Path, model: TinyModel | None = None) -> None:
+    ``looked`` is awaited after each look.
+    """
+
+    def __init__(self, target: WeightTarget, *, gate: ForwardGate) -> None:
+        super().__init__(target, gate=gate)
+        self.origin: Base | None = None
+        self.fails = list[str]()
+        self.done = 1
+        self.looked: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
+
+    async def look(self, job: Job) -> None:
+        await super().look(job)
+        await self.looked()
+
+    async def patch(self, plan: Plan | None, jobs: Sequence[Job]) -> None:
+        if self.fails[:1] == ["patch"]:
+            self.fails.pop(0)
+            await super().patch(plan, jobs[: self.done])
+            raise RuntimeError("injected at a patch")
+        await super().patch(plan, jobs)
+
+    async def commit(self, stamp: WeightStamp) -> None:
+        if self.fails[:1] == ["commit"]:
+            self.fails.pop(0)
+            raise RuntimeError("injected at a commit")
+        await super().commit(stamp)
+
+
+class Served:
+    """A module behind a controller, and what pulls for it. Use it as ``async with``.
+
+    ``boot``: it has been loaded from the trainer's base.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        model: TinyModel | None = None,
+        *,
+        boot: bool = False,
+    ) -> None:
         self.trainer = trainer
         self.local = folder / "local"
         self.copies = folder / "copies"
@@ -98,8 +155,12 @@ class Served:
         self.model = model or TinyModel()
         self.target = tiny_target(self.model)
         self.gate = ForwardGate()
-        self.engine = GatedEngine(self.target, gate=self.gate)
-        self.puller = Puller(RecordedBase.of(trainer.base))
+        self.engine = Engine(self.target, gate=self.gate)
+        base = RecordedBase.of(trainer.base)
+        self.puller = Puller(base)
+        if boot:
+            load(self.target, trainer.base)
+            self.engine.origin = Base(path=str(base.path), digest=str(base.digest))
         pulls = DeltaPullStrategy(
             Puller(RecordedBase.of(trainer.base)), roots=Roots.of([self.copies])
         )
@@ -149,12 +210,8 @@ class Served:
         fresh = TinyModel(tied=head is self.model.embed.weight, padding=len(head) - 11)
         fresh.to(head.dtype)
         target = tiny_target(fresh)
-        folder = self.trainer.base.with_name(f"whole-{len(os.listdir(self.trainer.base.parent))}")
-        with Checkpoint.open(self.trainer.write(folder, state)) as checkpoint:
-            plan = target.plan(checkpoint.manifest, Scope.FULL)
-            for bucket in checkpoint.buckets():
-                target.write(plan, bucket)
-        target.finish()
+        folder = self.trainer.base.with_name(f"whole-{next(_NUMBERS)}")
+        load(target, self.trainer.write(folder, state))
         return checksums(target)
 
     def assert_serves(self, state: State) -> None:
