@@ -35,7 +35,7 @@ from hotswap.stream.state import (
     write_durably,
 )
 from hotswap.stream.stored import StoredTensors, is_text, is_weight_file
-from hotswap.stream.strangers import clear_unfinished, empty_incoming, has_strangers
+from hotswap.stream.strangers import clear_unfinished, empty_incoming, has_strangers, own_text
 from hotswap.weights.roots import Allowed
 
 __all__ = ["LocalCheckpoint"]
@@ -72,7 +72,7 @@ class LocalCheckpoint:
         Raises: as ``exclusive``; OutsideRoots for links, OSError.
         """
         self.paths.check_own()
-        before = digest_of(read_text(self.paths.state))
+        before = digest_of(own_text(self.paths))
         self.disk.make_directory(self.paths.home)
         with exclusive(self.directory, timeout_s=timeout_s) as self._lock:
             yield before

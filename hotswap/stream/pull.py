@@ -33,6 +33,7 @@ from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.state import Reserved, digest_of, parsed, read_text
+from hotswap.stream.strangers import own_text
 from hotswap.weights.roots import Allowed
 
 __all__ = ["pull"]
@@ -117,7 +118,7 @@ def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
     It had its own look at the source, and what it left is not looked at again.
     """
     paths = job.local.paths
-    text = read_text(paths.state)
+    text = own_text(paths)
     state = parsed(text)
     if state is None or digest_of(text) == before or paths.is_pending:
         return None

@@ -9,7 +9,6 @@ Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -43,7 +42,6 @@ FORMAT = 1
 
 _MAX_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
-_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -124,7 +122,7 @@ class Reserved:
 
 
 def read_text(path: Path) -> bytes | None:
-    """A small file's bytes, none of what is no file; None when it is not there. Raises: OSError."""
+    """A small file's bytes; None when it is not there. Raises: OSError."""
     try:
         with open(path, "rb", opener=open_at_once) as file:
             status = os.fstat(file.fileno())
@@ -133,10 +131,6 @@ def read_text(path: Path) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            return b""
-        raise
 
 
 def open_at_once(path: str | os.PathLike[str], flags: int) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotswap.stream.disk import Disk
-from hotswap.stream.state import Reserved, unfinished
+from hotswap.stream.state import Reserved, read_text, unfinished
 
-__all__ = ["clear_unfinished", "empty_incoming", "has_strangers"]
+__all__ = ["clear_unfinished", "empty_incoming", "has_strangers", "own_text"]
 
 
 def has_strangers(paths: Reserved) -> bool:
@@ -25,6 +25,11 @@ def has_strangers(paths: Reserved) -> bool:
     # One was removed, and the pull that did it was cut short before it had written its own.
     gone = not os.path.lexists(paths.state) and not paths.is_pending
     return gone and os.path.lexists(unfinished(paths.state))
+
+
+def own_text(paths: Reserved) -> bytes | None:
+    """The state as a file says it; None without one. Raises: OSError."""
+    return None if has_strangers(paths) else read_text(paths.state)
 
 
 def clear_unfinished(paths: Reserved, disk: Disk) -> None:
