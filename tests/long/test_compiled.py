@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 import pytest
 import torch
-import torch._inductor.config as inductor
 from torch import nn
 
 from hotswap.embed import HotSwap
@@ -22,6 +23,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def inductor() -> ModuleType:
+    """Its settings. Imported late: every run of the other tests reads this file too."""
+    return importlib.import_module("torch._inductor.config")
+
+
 async def test_compiled_by_inductor_a_module_computes_with_the_new_weights(tmp_path: Path) -> None:
     module = cast(nn.Module, torch.compile(filled(1.0)))
     assert output(module) == 16.0
@@ -32,7 +39,9 @@ async def test_compiled_by_inductor_a_module_computes_with_the_new_weights(tmp_p
                 assert output(module) == 16 * value**2
 
 
-def test_with_its_weights_folded_in_a_module_is_refused_and_would_keep_the_old_ones() -> None:
+def test_with_its_weights_folded_in_a_module_is_refused_and_would_keep_the_old_ones(
+    inductor: ModuleType,
+) -> None:
     module = filled(1.0)
     ones = torch.ones(1, 4)
     with torch.no_grad(), inductor.patch(freezing=True):
@@ -54,7 +63,9 @@ def test_a_layer_that_is_compiled_in_place_with_its_weights_folded_in_is_refused
     refuse_frozen(module[1])
 
 
-def test_one_that_is_compiled_before_freezing_is_switched_on_is_refused_while_it_is_on() -> None:
+def test_one_that_is_compiled_before_freezing_is_switched_on_is_refused_while_it_is_on(
+    inductor: ModuleType,
+) -> None:
     module = cast(nn.Module, torch.compile(filled(1.0)))
     refuse_frozen(module)
     with inductor.patch(freezing=True), pytest.raises(UpdateRejected, match="the whole module"):

@@ -39,7 +39,9 @@ def test_readers_never_see_two_versions(tmp_path: Path) -> None:
 
     def read() -> set[int]:
         seen = set[int]()
-        while not over.is_set():
+        # Unlocked in between for longer than one read takes: a pull waits until neither reads,
+        # which two that only read would hardly ever let it see.
+        while not over.wait(0.05):
             with reading(stream.local):
                 seen.add(whole.index(contents_of(stream.local)))
         return seen
