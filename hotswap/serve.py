@@ -133,7 +133,14 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
             hold_s=settings.hold_s,
         )
         async with controller:
-            app = create_app(controller, engine, settings, plugins=plugins, puller=puller)
+            app = create_app(
+                controller,
+                engine,
+                settings,
+                plugins=plugins,
+                puller=puller,
+                strategies=strategies,
+            )
             tell_of_server(
                 lambda: {
                     "state": controller.machine.state,

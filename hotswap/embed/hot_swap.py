@@ -72,7 +72,9 @@ class HotSwap:
             hold_s=told.hold_s,
         )
         self.controller.machine.observe(self._on_change)
-        self.app: Starlette = create_app(self.controller, self.engine, told, plugins=plugins)
+        self.app: Starlette = create_app(
+            self.controller, self.engine, told, plugins=plugins, strategies=strategies
+        )
         self._entered = False
 
     def __repr__(self) -> str:

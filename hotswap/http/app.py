@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -30,7 +30,7 @@ from hotswap.http.unread import CloseUnread
 from hotswap.http.weight_routes import introspection_routes, weight_routes
 from hotswap.plugins import Plugins
 from hotswap.pulls import Puller
-from hotswap.seams import Engine
+from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings
 from hotswap.types import Placement
 
@@ -103,11 +103,13 @@ def create_app(
     plugins: Plugins,
     placement: Placement | None = None,
     puller: Puller | None = None,
+    strategies: Mapping[str, LoadStrategy] | None = None,
 ) -> Starlette:
     """An ASGI app for one engine; it can be mounted under a prefix in another app.
 
     ``puller`` None makes one of the settings, with the model's directory as it is now as
-    version 0. Raises: ValueError when that is not possible.
+    version 0. What those of ``strategies`` pull that have a ``puller`` is told of as its own
+    pulls are. Raises: ValueError when that is not possible.
 
     ``app.state.served`` is what its routes talk to; call its ``begin_shutdown`` to
     abort what is in flight before a shutdown, and ``end_shutdown`` once nothing happens
@@ -121,6 +123,7 @@ def create_app(
         plugins=plugins,
         placement=placement or Placement(),
     )
+    served.puller.relay_all((strategies or {}).values())
     routes: Sequence[BaseRoute] = [*core_routes(), *plugins.routes]
     app = Starlette(
         routes=routes,

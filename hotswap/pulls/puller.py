@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -31,6 +32,7 @@ from hotswap.sparse.cache import PATCHES
 from hotswap.stream import OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
 from hotswap.stream.applied import is_applied
 from hotswap.stream.errors import BaseChanged
+from hotswap.stream.look import FirstLook
 from hotswap.stream.places import Places
 from hotswap.stream.recorded import RecordedBase
 from hotswap.stream.state import Reserved
@@ -78,7 +80,8 @@ class Puller:
         # Not those of updates: a pull that waits must not keep an update from its thread.
         self._limiter = anyio.CapacityLimiter(1)
         self._observers: list[Callable[[PullNews], None]] = []
-        self._begun = 0
+        self._numbers = itertools.count(1)
+        self._begun, self._newest = 0, 0
         self._latest: tuple[_Key, int, PullReport] | None = None
 
     @classmethod
@@ -114,17 +117,33 @@ class Puller:
         """Call ``observer`` on the event loop at every step of every pull."""
         self._observers.append(observer)
 
-    def holds(self, local: Path, source: Path, target: int) -> bool:
+    def relay_all(self, strategies: Iterable[object]) -> None:
+        """Let the observers hear of what ``strategies`` pull as well, numbered with one's own.
+
+        Those are meant that have a ``Puller`` and show it as ``puller``.
+        """
+        for strategy in strategies:
+            other = getattr(strategy, "puller", None)
+            if isinstance(other, Puller):
+                other._numbers = self._numbers
+                other.observe(self._tell)
+
+    def holds(
+        self, local: Path, source: Path, target: int, *, looks: bool, hooks: bool = False
+    ) -> bool:
         """Whether ``local`` is where ``pull`` would bring it. Blocks; any thread.
 
-        Only while nobody pulls; nothing is waited for, no hook runs. What cannot be read is not
-        there: a pull says why. Raises: StreamError.
+        Only while nobody pulls; nothing is waited for. What ``local`` says of itself decides,
+        with ``looks`` also whether the source still has that version; before that look the
+        pre-read hooks run, with ``hooks`` (then on a worker thread of the event loop's). What
+        cannot be read is not there: a pull says why. Raises: StreamError.
         """
         base = self._recorded()
         places = self._places(base, local, source)
         places.check(target)
+        first = FirstLook(self._pre_read if hooks else None, source, target)
         try:
-            return is_applied(places, target, base_digest=base.digest)
+            return is_applied(places, target, base_digest=base.digest, looks=looks, first=first)
         except OSError:
             return False
 
@@ -134,9 +153,9 @@ class Puller:
         One that waits for another of the same three takes its result. Cancelled while it
         waits it does nothing; cancelled later it ends first. Raises: StreamError, Busy.
         """
-        self._begun += 1
+        self._begun, self._newest = self._begun + 1, next(self._numbers)
         key = _Key(local, source, target)
-        news = PullNews(number=self._begun, local=local, source=source, target=target)
+        news = PullNews(number=self._newest, local=local, source=source, target=target)
         began = time.perf_counter()
         self._tell(news)
         try:
@@ -153,8 +172,8 @@ class Puller:
     async def _in_turn(self, key: _Key, news: PullNews) -> PullReport:
         async with self._turns.turn():
             if self._latest is not None and self._latest[:1] == (key,):
-                _, begun_until_then, report = self._latest
-                if news.number <= begun_until_then:
+                _, newest_then, report = self._latest
+                if news.number <= newest_then:
                     return replace(
                         report,
                         mode=PullMode.NOOP,
@@ -166,7 +185,7 @@ class Puller:
                     )
             work = partial(self._blocking, key, self._told_from_threads(news))
             report = await uninterrupted(to_thread.run_sync(work, limiter=self._limiter))
-            self._latest = key, self._begun, report
+            self._latest = key, self._newest, report
         await checkpoint_if_cancelled()
         return report
 

@@ -78,7 +78,7 @@ async def serving(
         ) as controller,
     ):
         plugins = Plugins(strategies=dict.fromkeys(known, _made_already))
-        app = create_app(controller, runs, told, plugins=plugins)
+        app = create_app(controller, runs, told, plugins=plugins, strategies=known)
         async with listening(app) as url, client_of(url) as client:
             yield InProcess(engine=runs, controller=controller, app=app, client=client)
 

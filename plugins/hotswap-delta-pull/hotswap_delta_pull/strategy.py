@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -39,7 +40,7 @@ class DeltaPullStrategy:
     """
 
     def __init__(self, puller: Puller, *, roots: Roots | None) -> None:
-        self._puller = puller
+        self.puller: Puller = puller
         self._roots = roots
         self._disk = DiskStrategy(allowed=roots)
 
@@ -66,17 +67,39 @@ class DeltaPullStrategy:
         copy = replace(update, source=str(local))
         for pulled in range(_PULLS + 1):
             if pulled:
-                await self._puller.pull(str(local), str(source), target)
-            if await on_worker_thread(self._puller.holds, local, source, target):
-                async with self._disk.open(copy, placement) as stage:
-                    # What is read now nobody pulls away: is it still what was asked for?
-                    if await on_worker_thread(self._puller.holds, local, source, target):
-                        yield stage
-                        return
+                await self.puller.pull(str(local), str(source), target)
+            async with AsyncExitStack() as held:
+                stage = await self._reached(held, copy, placement, source, target, pulled > 0)
+                if stage is not None:
+                    yield stage
+                    return
         raise UpdateRejected(
             f"{local} was pulled to other versions {_PULLS} times before version {target} could "
             "be read; let one trainer at a time ask for versions of this source"
         )
+
+    async def _reached(
+        self,
+        held: AsyncExitStack,
+        copy: Update,
+        placement: Placement,
+        source: Path,
+        target: int,
+        pulled: bool,
+    ) -> Stage | None:
+        """The copy, open and kept from pulls in ``held``; None when it is not at ``target``."""
+        holds = partial(self.puller.holds, Path(copy.source), source, target)
+        if not await on_worker_thread(partial(holds, looks=False)):
+            return None
+        try:
+            stage = await held.enter_async_context(self._disk.open(copy, placement))
+        except UpdateRejected:
+            if pulled:
+                raise
+            return None  # the next pull sees what is wrong with the copy, and makes it anew
+        # What is read now nobody pulls away: is it still what was asked for?
+        there = await on_worker_thread(partial(holds, looks=True, hooks=not pulled))
+        return stage if there else None
 
     def _directory(self, source: Path) -> Path:
         if self._roots is None:

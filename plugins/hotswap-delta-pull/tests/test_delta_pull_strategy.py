@@ -123,7 +123,7 @@ async def test_ranks_of_one_host_read_one_copy(strategy: DeltaPullStrategy, sour
 async def test_one_that_is_always_pulled_away_gives_up(
     strategy: DeltaPullStrategy, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy._puller, "holds", lambda *_: False)
+    monkeypatch.setattr(strategy.puller, "holds", lambda *_, **__: False)
     with pytest.raises(UpdateRejected, match="was pulled to other versions 3 times"):
         await value_of(strategy, source, "1")
 
@@ -131,8 +131,10 @@ async def test_one_that_is_always_pulled_away_gives_up(
 async def test_what_the_last_pull_brought_is_read(
     strategy: DeltaPullStrategy, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, holds = iter(range(9)), strategy._puller.holds
-    monkeypatch.setattr(strategy._puller, "holds", lambda *of: next(asked) > 2 and holds(*of))
+    asked, holds = iter(range(9)), strategy.puller.holds
+    monkeypatch.setattr(
+        strategy.puller, "holds", lambda *of, **how: next(asked) > 2 and holds(*of, **how)
+    )
     assert await value_of(strategy, source, "1") == 1
 
 

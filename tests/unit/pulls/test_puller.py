@@ -298,11 +298,11 @@ def test_a_root_that_is_none_is_refused(option: str, value: object) -> None:
 
 def test_it_knows_what_is_there(stream: Stream) -> None:
     puller = puller_of(stream)
-    assert not puller.holds(stream.local, stream.source, 0)
+    assert not puller.holds(stream.local, stream.source, 0, looks=True)
     asyncio.run(bound(puller, stream)(0))
-    assert puller.holds(stream.local, stream.source, 0)
-    assert not puller.holds(stream.local, stream.source, 1)
+    assert puller.holds(stream.local, stream.source, 0, looks=True)
+    assert not puller.holds(stream.local, stream.source, 1, looks=True)
     unreadable = stream.local / ".weight_sync" / "state.json"
     unreadable.unlink()
     unreadable.symlink_to(unreadable)
-    assert not puller.holds(stream.local, stream.source, 0)
+    assert not puller.holds(stream.local, stream.source, 0, looks=True)
