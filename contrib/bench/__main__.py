@@ -17,6 +17,7 @@ from contrib.bench import (
     memory,
     pull,
     pull_load,
+    sparse_commit,
     stream_wire,
     token_gap,
     updates,
@@ -34,6 +35,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "pull": pull.run,
     "pull_load": pull_load.run,
     "stream_wire": stream_wire.run,
+    "sparse_commit": sparse_commit.run,
 }
 
 

@@ -60,6 +60,7 @@ class Trainer:
     source: Path
     local: Path
     replies: list[Any] = field(default_factory=list)
+    updates: list[Any] = field(default_factory=list)
 
     async def post(self, path: str, body: dict[str, object]) -> Any:
         reply = await self.client.call("POST", path, body)
@@ -89,10 +90,11 @@ class Trainer:
                 break
         else:
             raise AssertionError("Timeout while flushing cache.")
-        await self.post(
+        reply = await self.post(
             "/update_weights_from_disk",
             {"model_path": str(self.local), "weight_version": str(version)},
         )
+        self.updates.append(reply)
         told = (await self.client.call("GET", "/get_weight_version")).json()
         assert str(told["weight_version"]) == str(version)
         await self.post("/continue_generation", {})
@@ -152,6 +154,8 @@ async def test_ten_versions_of_a_trainer_s_loop(
                 assert before[0] != live[0]
                 wholes.append(live[0])
         assert [reply["mode"] for reply in trainer.replies] == ["seed", *["delta"] * VERSIONS]
+        # The first one too: the server was started on what the copy was seeded from.
+        assert [reply["mode"] for reply in trainer.updates] == ["sparse"] * VERSIONS
         await pulls_and_updates_at_once(trainer, wholes)
         await two_processes_of_one_host(trainer, a)
         await pull_and_update_in_one_request(trainer, wholes)
