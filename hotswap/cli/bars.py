@@ -1,47 +1,70 @@
-"""Progress of a pull or a verification, as bars on a terminal."""
+"""How far long work is, as bars on a terminal: one for each of its phases."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotswap.cli.output import console_of
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
     from hotswap.stream import Progress
 
-__all__ = ["bars"]
+__all__ = ["Bars", "bars"]
 
 
 @contextmanager
-def bars(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """What to give as ``progress``: a bar for each phase on stderr; None where nobody looks."""
+def bars(*, shown: bool, begins: str | None = None) -> Iterator[Bars | None]:
+    """What to give as ``progress``: bars on stderr; None where nobody looks.
+
+    ``begins`` is what is waited for before the first phase is told of.
+    """
     console = console_of(sys.stderr) if shown else None
     if console is None:
         yield None
         return
-    from rich import progress
+    from rich.progress import Progress as RichProgress
 
-    columns: list[Any] = [
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    ]
-    with progress.Progress(*columns, console=console, transient=True) as live:
-        tasks: dict[str, TaskID] = {}
-        lock = threading.Lock()
+    from hotswap.cli.bar_columns import columns
 
-        def show(seen: Progress) -> None:
-            with lock:
-                if seen.phase not in tasks:
-                    tasks[seen.phase] = live.add_task(seen.phase)
-                live.update(tasks[seen.phase], completed=seen.done_bytes, total=seen.total_bytes)
+    with RichProgress(*columns(), console=console, transient=True) as live:
+        told = Bars(live)
+        if begins is not None:
+            told.show(begins, 0, None)
+        yield told
 
-        yield show
+
+class Bars:
+    """Call it with how far the work is. Any thread."""
+
+    def __init__(self, live: RichProgress) -> None:
+        self._live = live
+        self._tasks: dict[str, TaskID] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Bars {', '.join(self._tasks) or 'of nothing yet'}>"
+
+    def __call__(self, seen: Progress) -> None:
+        """As a stream tells it; a phase of no bytes has no total."""
+        self.show(seen.phase, seen.done_bytes, seen.total_bytes or None)
+
+    def show(self, phase: str, done: int, total: int | None) -> None:
+        """``done`` bytes of ``total`` are through; without a total it only moves."""
+        with self._lock:
+            if phase not in self._tasks:
+                self._hide_waits()
+                self._tasks[phase] = self._live.add_task(phase, total=None)
+            self._live.update(self._tasks[phase], completed=done, total=total)
+
+    def _hide_waits(self) -> None:
+        """What only moved is over once the next phase begins."""
+        for task in self._live.tasks:
+            if task.total is None:
+                self._live.update(task.id, visible=False)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from hotswap._version import __version__
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.output import print_json, usage_object
 from hotswap.options import Option
 
 __all__ = ["COMMANDS", "CliCommand", "Flag", "parser_of"]
@@ -42,6 +45,27 @@ class CliCommand:
 
 _JSON = Flag(name="--json", help="one JSON object on stdout, for programs")
 _MODES = ("abort", "retract", "in_place", "wait")
+
+
+def _directory(name: str, told: str, *, required: bool = False) -> Flag:
+    """A directory, as a flag or as the argument of a command."""
+    return Flag(
+        name=name,
+        metavar="DIR" if name.startswith("--") else None,
+        help=told,
+        completes="directory",
+        required=required,
+    )
+
+
+def _number(name: str, told: str, *, default: int | None = None, required: bool = False) -> Flag:
+    return Flag(name=name, metavar="N", type=int, help=told, default=default, required=required)
+
+
+def _seconds(name: str, told: str, *, default: float | None = None) -> Flag:
+    return Flag(name=name, metavar="S", type=float, help=told, default=default)
+
+
 _SERVER = (
     Flag(
         name="--url",
@@ -56,56 +80,39 @@ _SERVER = (
         help="whose server it is; auto asks it",
     ),
 )
-_THREADS = Flag(
-    name="--threads",
-    metavar="N",
-    type=int,
-    help="threads that share out the tensors; one a processor, a pull at most 8",
-)
-_LOCK = Flag(
-    name="--lock-timeout-s",
-    metavar="S",
-    type=float,
+_THREADS = _number("--threads", "threads that share out the tensors; one a processor, at most 8")
+_VERIFYING_THREADS = _number("--threads", "threads that share out the tensors; one a processor")
+_LOCK = _seconds(
+    "--lock-timeout-s",
+    "seconds to wait for another pull or reader of the local checkpoint",
     default=600.0,
-    help="seconds to wait for another pull or reader of the local checkpoint",
 )
-_BASE_KNOWN = Flag(
-    name="--base",
-    metavar="DIR",
-    help="version 0 of a source: the checkpoint that its first delta builds on",
-    completes="directory",
+_BASE_KNOWN = _directory(
+    "--base", "version 0 of a source: the checkpoint that its first delta builds on"
 )
-_WITHIN = Flag(
-    name="--within-s",
-    metavar="S",
-    type=float,
-    default=600.0,
-    help="seconds for all of it, retries included",
-)
+_PUBLISHED_OR_LOCAL = _directory("directory", "a source or a local checkpoint")
 
 COMMANDS: tuple[CliCommand, ...] = (
     CliCommand(name="serve", help="serve a checkpoint over HTTP"),
     CliCommand(
         name="demo",
         help="swap a real model's weights under load, and prove it",
-        flags=(
-            Flag(
-                name="--model",
-                metavar="DIR",
-                help="a checkpoint of your own",
-                completes="directory",
-            ),
-            _JSON,
-        ),
+        flags=(_directory("--model", "a checkpoint of your own"), _JSON),
     ),
     CliCommand(
         name="update",
-        help="load a checkpoint directory into a running server",
+        help="load a checkpoint into a running server",
         flags=(
-            Flag(name="source", help="a directory that the server can read", completes="directory"),
+            _directory("source", "a directory that the server can read"),
             *_SERVER,
+            Flag(
+                name="--strategy",
+                metavar="NAME",
+                help="the load strategy that reads it, of a plug-in of the server; without it the "
+                "server's --load-strategy",
+            ),
             Flag(name="--weight-version", metavar="LABEL", help="what to call the new weights"),
-            Flag(name="--token-step", metavar="N", type=int, help="the training step"),
+            _number("--token-step", "the training step"),
             Flag(
                 name="--pause-mode",
                 metavar="MODE",
@@ -124,32 +131,22 @@ COMMANDS: tuple[CliCommand, ...] = (
                 help="pause, flush, update and continue as four requests; the default on "
                 "SGLang's servers",
             ),
-            _WITHIN,
+            _seconds("--within-s", "seconds for all of it, retries included", default=600.0),
             _JSON,
         ),
     ),
     CliCommand(
         name="state",
         help="one look at a running server",
-        flags=(
-            *_SERVER,
-            Flag(name="--wait", metavar="S", type=float, help="until it is ready, S seconds long"),
-            _JSON,
-        ),
+        flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long"), _JSON),
     ),
     CliCommand(
         name="watch",
         help="a live view of a running server",
         flags=(
             *_SERVER,
-            Flag(
-                name="--every-s",
-                metavar="S",
-                type=float,
-                default=1.0,
-                help="seconds between two looks",
-            ),
-            Flag(name="--times", metavar="N", type=int, help="end after N looks"),
+            _seconds("--every-s", "seconds between two looks", default=1.0),
+            _number("--times", "end after N looks"),
             _JSON,
         ),
     ),
@@ -157,7 +154,7 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="publish",
         help="publish a checkpoint directory as the next version of a stream",
         flags=(
-            Flag(name="directory", help="the checkpoint", completes="directory"),
+            _directory("directory", "the checkpoint"),
             Flag(
                 name="--to",
                 metavar="SOURCE",
@@ -165,52 +162,32 @@ COMMANDS: tuple[CliCommand, ...] = (
                 completes="directory",
                 required=True,
             ),
-            Flag(
-                name="--base",
-                metavar="DIR",
-                help="version 0: the checkpoint that servers are started with; without it the "
-                "first version is a full one",
-                completes="directory",
+            _directory(
+                "--base",
+                "version 0: the checkpoint that servers are started with; without it the first "
+                "version is a full one",
             ),
             Flag(
                 name="--run",
                 metavar="NAME",
                 default="publish",
-                help="whose stream it is; a source of another run is refused (publish)",
+                help="whose stream it is; a source of another run is refused",
             ),
             Flag(
                 name="--encoding",
                 metavar="NAME",
                 choices=("gap", "xor", "overwrite"),
                 default="gap",
-                help="how changes are written (gap)",
+                help="how changes are written",
             ),
-            Flag(
-                name="--anchor-every",
-                metavar="N",
-                type=int,
+            _number("--anchor-every", "every N-th version is a full one; 0 is none", default=0),
+            _number(
+                "--aggregate-every",
+                "every N-th version rewrites aggregate/; 0 is none",
                 default=0,
-                help="every N-th version is a full one; 0 is none (0)",
             ),
-            Flag(
-                name="--aggregate-every",
-                metavar="N",
-                type=int,
-                default=0,
-                help="every N-th version rewrites aggregate/; 0 is none (0)",
-            ),
-            Flag(
-                name="--keep",
-                metavar="N",
-                type=int,
-                help="then remove what none of the newest N versions needs",
-            ),
-            Flag(
-                name="--threads",
-                metavar="N",
-                type=int,
-                help="threads that share out the tensors; one a processor, at most 8",
-            ),
+            _number("--keep", "then remove what none of the newest N versions needs"),
+            _THREADS,
             _JSON,
         ),
     ),
@@ -218,13 +195,9 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="prune",
         help="remove versions that no chain needs any more",
         flags=(
-            Flag(name="source", help="where versions are published", completes="directory"),
-            Flag(
-                name="--keep",
-                metavar="N",
-                type=int,
-                help="the newest N versions stay, and all that leads to them",
-                required=True,
+            _directory("source", "where versions are published"),
+            _number(
+                "--keep", "the newest N versions stay, and all that leads to them", required=True
             ),
             Flag(name="--dry-run", help="only say what would be removed"),
             _JSON,
@@ -235,12 +208,10 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="check",
         help="say whether a directory is a loadable checkpoint, and why not",
         flags=(
-            Flag(name="directory", help="the checkpoint", completes="directory"),
-            Flag(
-                name="--model",
-                metavar="DIR",
-                help="the checkpoint that is served; without it, whether it can be served itself",
-                completes="directory",
+            _directory("directory", "the checkpoint"),
+            _directory(
+                "--model",
+                "the checkpoint that is served; without it, whether it can be served itself",
             ),
             _JSON,
         ),
@@ -249,28 +220,12 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="pull",
         help="bring a local checkpoint to a published version; no server is needed",
         flags=(
-            Flag(
-                name="--source",
-                metavar="DIR",
-                help="where versions are published",
-                completes="directory",
-                required=True,
+            _directory("--source", "where versions are published", required=True),
+            _directory("--local", "the local checkpoint, which belongs to pulls", required=True),
+            _directory(
+                "--base", "version 0: the checkpoint that training began with", required=True
             ),
-            Flag(
-                name="--local",
-                metavar="DIR",
-                help="the local checkpoint, which belongs to pulls",
-                completes="directory",
-                required=True,
-            ),
-            Flag(
-                name="--base",
-                metavar="DIR",
-                help="version 0: the checkpoint that training began with",
-                completes="directory",
-                required=True,
-            ),
-            Flag(name="--target", metavar="N", type=int, help="the version", required=True),
+            _number("--target", "the version", required=True),
             _THREADS,
             _LOCK,
             Flag(
@@ -286,7 +241,7 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="inspect",
         help="list published versions, or say what a local checkpoint holds",
         flags=(
-            Flag(name="directory", help="a source or a local checkpoint", completes="directory"),
+            _PUBLISHED_OR_LOCAL,
             _BASE_KNOWN,
             Flag(
                 name="--density",
@@ -301,24 +256,38 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="verify",
         help="check every byte of a source or a local checkpoint against every checksum",
         flags=(
-            Flag(name="directory", help="a source or a local checkpoint", completes="directory"),
+            _PUBLISHED_OR_LOCAL,
             _BASE_KNOWN,
-            _THREADS,
+            _VERIFYING_THREADS,
             _LOCK,
+            Flag(name="--verbose", help="every fault in full; else three of a kind in one place"),
             _JSON,
         ),
     ),
     CliCommand(
         name="completion",
         help="print a completion script for a shell",
-        flags=(Flag(name="shell", choices=("bash", "zsh", "fish"), help="which shell"),),
+        flags=(
+            Flag(name="shell", choices=("bash", "zsh", "fish"), help="which shell"),
+            _JSON,
+        ),
     ),
 )
 
 
-def parser_of(serve_options: Iterable[Option] | None) -> argparse.ArgumentParser:
+class _JsonParser(argparse.ArgumentParser):
+    """Tells of a wrong command line as JSON; its subparsers do too."""
+
+    def error(self, message: str) -> NoReturn:
+        print_json(usage_object(f"{self.prog}: {message}; see {self.prog} --help"))
+        self.exit(ExitCode.USAGE)
+
+
+def parser_of(
+    serve_options: Iterable[Option] | None, *, as_json: bool = False
+) -> argparse.ArgumentParser:
     """The parser; ``serve`` has its flags only when the plug-ins' are known."""
-    parser = argparse.ArgumentParser(
+    parser = (_JsonParser if as_json else argparse.ArgumentParser)(
         prog="hotswap",
         description="Replace the weights of a live inference server without a restart.",
         allow_abbrev=False,
@@ -359,8 +328,19 @@ def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
         type=flag.type,
         default=flag.default,
         choices=flag.choices or None,
-        help=flag.help,
+        help=_told(flag),
     )
     argument.metavar = flag.metavar
     # A flag is optional to argparse unless it is told, an argument of a command never is.
     argument.required = flag.required or not flag.name.startswith("--")
+
+
+def _told(flag: Flag) -> str:
+    """Its help, with what holds without it."""
+    match flag.default:
+        case None:
+            return flag.help
+        case float() as seconds:
+            return f"{flag.help} (default: {seconds:g})"
+        case other:
+            return f"{flag.help} (default: {other})"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, CliCommand, Flag
-from hotswap.cli.output import print_text
+from hotswap.cli.output import print_json, print_text
 from hotswap.options import Option
 
 __all__ = ["completion_script", "run_completion"]
@@ -23,7 +23,11 @@ def run_completion(options: argparse.Namespace) -> ExitCode:
     from hotswap.cli.plugins import load_installed
     from hotswap.settings import OPTIONS
 
-    print_text(completion_script(options.shell, [*OPTIONS, *load_installed().options]))
+    script = completion_script(options.shell, [*OPTIONS, *load_installed().options])
+    if options.json:
+        print_json({"shell": options.shell, "script": script})
+    else:
+        print_text(script)
     return ExitCode.DONE
 
 

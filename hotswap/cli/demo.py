@@ -11,7 +11,8 @@ from pathlib import Path
 
 import hotswap
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import print_json
+from hotswap.cli.output import fail, print_json
+from hotswap.errors import HotswapError
 
 __all__ = ["run_demo"]
 
@@ -31,14 +32,14 @@ def run_demo(options: argparse.Namespace) -> int:
     """Run it to its end; code 1 when it is not here, or did not hold."""
     root = _source_tree()
     if root is None:
-        return _say(_not_here(), as_json=options.json)
+        return fail("demo", HotswapError(_not_here()), as_json=options.json)
     lacking = [dist for module, dist in _NEEDED.items() if find_spec(module) is None]
     if lacking:
-        return _say(
+        lacks = HotswapError(
             f"{', '.join(lacking)} not installed, wanted for the demo; run make setup in {root}, "
-            f"or pip install {' '.join(lacking)}",
-            as_json=options.json,
+            f"or pip install {' '.join(lacking)}"
         )
+        return fail("demo", lacks, as_json=options.json)
     model = [] if options.model is None else ["--model", str(Path(options.model).resolve())]
     started = time.monotonic()
     ended = subprocess.run(
@@ -68,11 +69,3 @@ def _not_here() -> str:
         "'hotswap serve --model A --allow-weight-update' (needs hotswap-disk), then "
         "'hotswap watch' in a second terminal and 'hotswap update B' in a third"
     )
-
-
-def _say(message: str, *, as_json: bool) -> ExitCode:
-    if as_json:
-        print_json({"error": {"message": message, "exit_code": int(ExitCode.FAILED)}})
-    else:
-        print(f"hotswap demo: {message}", file=sys.stderr)
-    return ExitCode.FAILED

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hotswap.cli.serve import run_serve
 
         return run_serve(arguments)
-    parser = parser_of(None)
+    parser = parser_of(None, as_json="--json" in arguments)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()

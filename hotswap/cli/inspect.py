@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
 
@@ -30,7 +31,10 @@ def run_inspect(options: argparse.Namespace) -> ExitCode:
             local = survey_local(directory)
             return _show_local(local, as_json=options.json)
         base = None if options.base is None else Path(options.base)
-        source = survey_source(directory, base_dir=base, density=options.density)
+        with bars(shown=not options.json) as progress:
+            source = survey_source(
+                directory, base_dir=base, density=options.density, progress=progress
+            )
         return _show_source(source, as_json=options.json)
     except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("inspect", error, as_json=options.json)

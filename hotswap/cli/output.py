@@ -26,6 +26,7 @@ __all__ = [
     "print_text",
     "retries_shown",
     "retries_unsaid",
+    "usage_object",
 ]
 
 
@@ -39,28 +40,48 @@ def print_text(text: str) -> None:
     print(text, flush=True)
 
 
+def usage_object(message: str) -> dict[str, Any]:
+    """What ``--json`` prints for a command line that is wrong."""
+    return _error_object("UsageError", message, weights="untouched", code=ExitCode.USAGE)
+
+
 def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     """Tell of ``error``, and return the exit code for it."""
     from hotswap.client import WeightsAfter, weights_after
 
-    of_disk = isinstance(error, OSError)  # which no server's weights are on
     code = exit_code_of(error)
+    # This machine's disks, or a word of the command line: no server's weights are on either.
+    untouched = isinstance(error, OSError) or code is ExitCode.USAGE
     told = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
     if as_json:
-        shown = {
-            "class": type(error).__name__,
-            "message": "; ".join(told),
-            "weights": WeightsAfter.UNTOUCHED if of_disk else weights_after(error),
-            "retryable": bool(getattr(error, "retryable", False)),
-            "exit_code": int(code),
-        }
+        shown = _error_object(
+            type(error).__name__,
+            "; ".join(told),
+            weights=WeightsAfter.UNTOUCHED if untouched else weights_after(error),
+            retryable=bool(getattr(error, "retryable", False)),
+            code=code,
+        )
         if hasattr(error, "local_version"):
-            shown["local_version"] = error.local_version
-        print_json({"error": shown})
+            shown["error"]["local_version"] = error.local_version
+        print_json(shown)
     else:
         for line in told:
             print(f"hotswap {command}: {line}", file=sys.stderr, flush=True)
     return code
+
+
+def _error_object(
+    kind: str, message: str, *, weights: str, code: ExitCode, retryable: bool = False
+) -> dict[str, Any]:
+    return {
+        "error": {
+            "class": kind,
+            "message": message,
+            "weights": weights,
+            "retryable": retryable,
+            "exit_code": int(code),
+        }
+    }
 
 
 def retries_shown(command: str) -> AbstractContextManager[None]:

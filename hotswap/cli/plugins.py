@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import print_text
+from hotswap.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
     from hotswap.plugins import Plugins
@@ -29,15 +29,13 @@ def load_installed() -> Plugins:
 
 def run_plugins(options: argparse.Namespace) -> ExitCode:
     """List them."""
-    import json
-
     plugins = load_installed()
     if options.json:
         shown = {
             "plugins": [asdict(plugin) for plugin in plugins.dists],
             "refused": [asdict(refusal) for refusal in plugins.refusals],
         }
-        print_text(json.dumps(shown, indent=2))
+        print_json(shown)
         return ExitCode.DONE
     for plugin in plugins.dists:
         print_text(f"loaded   {plugin.name} {plugin.version} ({plugin.module}): {plugin.brings}")

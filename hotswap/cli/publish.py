@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
+from hotswap.counted import counted
 
 if TYPE_CHECKING:
     from hotswap.stream.publisher_tensors import HostTensor
@@ -79,8 +80,7 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
 def _numbers(versions: tuple[int, ...]) -> str:
     if not versions:
         return "no version"
-    count = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
-    return f"{count} ({versions[0]} to {versions[-1]})"
+    return f"{counted(len(versions), 'version')} ({versions[0]} to {versions[-1]})"
 
 
 def _tensors(stored: StoredTensors) -> Iterator[tuple[str, HostTensor]]:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text, retries_shown
 
@@ -23,7 +24,8 @@ def run_state(options: argparse.Namespace) -> ExitCode:
     try:
         with retries_shown("state"), blocking_client(options) as client:
             if options.wait is not None:
-                client.wait_ready(within_s=options.wait)
+                with bars(shown=not options.json, begins="waiting until it is ready"):
+                    client.wait_ready(within_s=options.wait)
             seen = client.state()
     except (HotswapError, ValueError) as error:
         return fail("state", error, as_json=options.json)

@@ -1,34 +1,34 @@
-"""``hotswap update``: load a checkpoint directory into a server, and show how far it is."""
+"""``hotswap update``: load a checkpoint into a server, and show how far it is."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+import os
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hotswap.cli.bars import Bars, bars
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import console_of, fail, print_json, print_text, retries_shown
+from hotswap.cli.output import fail, print_json, print_text, retries_shown
+from hotswap.counted import counted
 
 if TYPE_CHECKING:
-    from hotswap.client import AsyncClient, UpdateResult
+    from hotswap.client import UpdateInProgress, UpdateResult
 
 __all__ = ["run_update"]
-
-_LOOK_S = 0.25
 
 
 def run_update(options: argparse.Namespace) -> ExitCode:
     """Update, and print what it cost."""
-    import anyio
-
     from hotswap.errors import HotswapError
 
     try:
-        with retries_shown("update"):
-            result = anyio.run(_update, options)
+        with (
+            retries_shown("update"),
+            bars(shown=not options.json, begins="waiting for the server") as told,
+        ):
+            result = _update(options, told)
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
         return fail("update", error, as_json=options.json)
     if options.json:
@@ -40,83 +40,31 @@ def run_update(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-async def _update(options: argparse.Namespace) -> UpdateResult:
+def _update(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
     """Raises: what the client does; ValueError for an address that is none."""
-    import anyio
+    from hotswap.cli.server_address import blocking_client
 
-    from hotswap.cli.server_address import async_client
+    def show(seen: UpdateInProgress) -> None:
+        if told is not None:
+            told.show(seen.phase, seen.bytes_done or 0, seen.bytes_total)
 
-    outcome: list[UpdateResult | BaseException] = []
-    async with (
-        async_client(options) as client,
-        async_client(options) as onlooker,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(partial(_show, onlooker, options))
-        try:
-            outcome.append(await _begin(client, options))
-        except Exception as error:
-            # Raised outside the group, so that it arrives as itself and not in a group.
-            outcome.append(error)
-        group.cancel_scope.cancel()
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    with blocking_client(options) as client:
+        return client.update(
+            _source(options.source),
+            strategy=options.strategy,
+            version=options.weight_version,
+            token_step=options.token_step,
+            pause_mode=options.pause_mode,
+            flush_cache=options.flush_cache,
+            fenced=options.fenced,
+            within_s=options.within_s,
+            progress=None if told is None else show,
+        )
 
 
-async def _begin(client: AsyncClient, options: argparse.Namespace) -> UpdateResult:
-    return await client.update(
-        _source(options),
-        version=options.weight_version,
-        token_step=options.token_step,
-        pause_mode=options.pause_mode,
-        flush_cache=options.flush_cache,
-        fenced=options.fenced,
-        within_s=options.within_s,
-    )
-
-
-def _source(options: argparse.Namespace) -> str:
-    """A directory that is here goes out as its absolute path: the server runs elsewhere."""
-    here = Path(options.source)
-    return str(here.resolve()) if here.is_dir() else str(options.source)
-
-
-async def _show(client: AsyncClient, options: argparse.Namespace) -> None:
-    """A bar on a terminal; nothing elsewhere."""
-    import anyio
-
-    console = None if options.json else console_of(sys.stderr)
-    if console is None:
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("sending", total=None)
-        while True:
-            bar.update(task, **await _progress(client, options))
-            await anyio.sleep(_LOOK_S)
-
-
-async def _progress(client: AsyncClient, options: argparse.Namespace) -> dict[str, Any]:
-    """What the server says of the update now: for ``Progress.update``."""
-    from hotswap.errors import HotswapError
-
-    try:
-        seen = await client.state(within_s=1.0)
-    except HotswapError:
-        return {"description": "no answer"}
-    mine = [update for update in seen.updates if update.source == _source(options)]
-    told = f"({seen.state or seen.server}, {seen.running or 0} requests run)"
-    if not mine:
-        return {"description": f"asking {told}"}
-    return {
-        "description": f"{mine[0]} {told}",
-        "total": mine[0].bytes_total,
-        "completed": mine[0].bytes_done or 0,
-    }
+def _source(given: str) -> str:
+    """What is here goes out as its absolute path: the server runs elsewhere."""
+    return str(Path(given).resolve()) if os.path.exists(given) else given
 
 
 def _line(result: UpdateResult) -> str:
@@ -129,5 +77,5 @@ def _line(result: UpdateResult) -> str:
         if value is not None
     ]
     if result.tensors is not None:
-        costs.insert(0, f"{result.tensors} tensors, {(result.bytes or 0) / 1e6:.1f} MB")
+        costs.insert(0, f"{counted(result.tensors, 'tensor')}, {(result.bytes or 0) / 1e6:.1f} MB")
     return f"version {name} is live" + (f": {', '.join(costs)}" if costs else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
+from hotswap.counted import counted
 
 if TYPE_CHECKING:
-    from hotswap.stream import Verified
+    from hotswap.stream import Fault, Verified
 
 __all__ = ["run_verify"]
+
+_FEW = 3
 
 
 def run_verify(options: argparse.Namespace) -> ExitCode:
@@ -29,7 +33,7 @@ def run_verify(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print_json({"whole": not found.faults, **asdict(found)})
     else:
-        _show(found)
+        _show(found, every=options.verbose)
     if not found.faults:
         return ExitCode.DONE
     return ExitCode.NO_ANSWER if found.retryable else ExitCode.FAILED
@@ -53,11 +57,23 @@ def _verified(options: argparse.Namespace) -> Verified:
         return verify_source(directory, base_dir=base, threads=threads, progress=progress)
 
 
-def _show(found: Verified) -> None:
-    for fault in found.faults:
-        print(f"hotswap verify: {fault}", file=sys.stderr)
+def _show(found: Verified, *, every: bool) -> None:
+    for line in _fault_lines(found.faults, at_most=len(found.faults) if every else _FEW):
+        print(f"hotswap verify: {line}", file=sys.stderr)
     versions = ", ".join(map(str, found.versions)) or "none"
-    counts = f"{found.checks} checksums over {found.checked_bytes / 1e6:.1f} MB"
-    ended = "all hold" if not found.faults else f"{len(found.faults)} faults"
+    counts = f"{counted(found.checks, 'checksum')} over {found.checked_bytes / 1e6:.1f} MB"
+    ended = "all hold" if not found.faults else counted(len(found.faults), "fault")
     note = "" if found.note is None else f"; {found.note}"
     print_text(f"{found.path}: versions {versions}: {counts}: {ended}{note}")
+
+
+def _fault_lines(faults: Sequence[Fault], *, at_most: int) -> Iterator[str]:
+    """Each place's faults of a kind, ``at_most`` of them in full: one damaged file is one
+    fault for each tensor in it."""
+    by_kind: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        by_kind.setdefault((fault.where, fault.kind), []).append(fault)
+    for (where, kind), alike in by_kind.items():
+        yield from map(str, alike[:at_most])
+        if len(alike) > at_most:
+            yield f"{where}: {kind}: {len(alike) - at_most} more like these; --verbose lists them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Self
@@ -11,10 +12,11 @@ import httpx
 from hotswap.client import commands
 from hotswap.client.drivers import AsyncDriver
 from hotswap.client.feed import Feed
+from hotswap.client.onlooking import ProgressCallback, beside
 from hotswap.client.session import ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
-from hotswap.client.updating import UpdateRequest, default_mode, update
+from hotswap.client.updating import UpdateRequest, default_mode, kind_for, update
 
 __all__ = ["AsyncClient", "AsyncEventStream", "AsyncPausedServer"]
 
@@ -119,6 +121,7 @@ class AsyncClient:
         self,
         source: str | PathLike[str],
         *,
+        strategy: str | None = None,
         version: str | int | None = None,
         token_step: int | None = None,
         pause_mode: str | None = None,
@@ -127,9 +130,11 @@ class AsyncClient:
         flush_every_s: float = 1.0,
         fenced: bool | None = None,
         within_s: float = 600.0,
+        progress: ProgressCallback | None = None,
     ) -> UpdateResult:
         """Load a checkpoint directory of the server; see ``docs/reference/client.md``.
 
+        ``strategy`` reads ``source`` another way. ``progress`` is called on the event loop.
         Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError,
         RequestRefused, NoAnswer, OutcomeUnknown, StillPaused.
         """
@@ -137,6 +142,7 @@ class AsyncClient:
         budget = session.budget(within_s)
         wanted = UpdateRequest(
             source=fspath(source),
+            strategy=strategy,
             version=None if version is None else str(version),
             token_step=token_step,
             pause_mode=pause_mode,
@@ -144,11 +150,16 @@ class AsyncClient:
             flush_times=flush_times,
             flush_every_s=flush_every_s,
         )
-        kind = await self._driver.run(session.kind_of_server(budget))
-        if not session.wants_fence(fenced):
-            return await self._driver.run(update(session, wanted, budget=budget))
-        async with self.paused(pause_mode or default_mode(kind), within_s=within_s):
-            return await self._driver.run(update(session, wanted, budget=budget))
+        kind = await self._driver.run(kind_for(session, wanted, budget=budget))
+        fence: AbstractAsyncContextManager[None] = nullcontext()
+        if session.wants_fence(fenced):
+            fence = self.paused(pause_mode or default_mode(kind), within_s=within_s)
+
+        async def work() -> UpdateResult:
+            async with fence:
+                return await self._driver.run(update(session, wanted, budget=budget))
+
+        return await beside(work(), session, self._http, source=wanted.source, progress=progress)
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> AsyncEventStream:
         """What happens on the server, from the event with the id ``after`` on."""

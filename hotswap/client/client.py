@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Self
@@ -11,15 +12,17 @@ import httpx
 from hotswap.client import commands
 from hotswap.client.drivers import Driver
 from hotswap.client.feed import Feed
+from hotswap.client.onlooking import ProgressCallback, looked_at
 from hotswap.client.session import ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
-from hotswap.client.updating import UpdateRequest, default_mode, update
+from hotswap.client.updating import UpdateRequest, default_mode, kind_for, update
+from hotswap.closing import Closing
 
 __all__ = ["Client", "EventStream", "PausedServer"]
 
 
-class Client:
+class Client(Closing):
     """Talks to one server, of hotswap or of SGLang, and blocks. Any thread.
 
     Times are in seconds and bound the whole call, retries included. What it raises says
@@ -48,17 +51,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self._session.url} {self._session.kind or 'not asked yet'}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def url(self) -> str:
@@ -119,6 +111,7 @@ class Client:
         self,
         source: str | PathLike[str],
         *,
+        strategy: str | None = None,
         version: str | int | None = None,
         token_step: int | None = None,
         pause_mode: str | None = None,
@@ -127,9 +120,11 @@ class Client:
         flush_every_s: float = 1.0,
         fenced: bool | None = None,
         within_s: float = 600.0,
+        progress: ProgressCallback | None = None,
     ) -> UpdateResult:
         """Load a checkpoint directory of the server; see ``docs/reference/client.md``.
 
+        ``strategy`` reads ``source`` another way. ``progress`` is called on another thread.
         Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError,
         RequestRefused, NoAnswer, OutcomeUnknown, StillPaused.
         """
@@ -137,6 +132,7 @@ class Client:
         budget = session.budget(within_s)
         wanted = UpdateRequest(
             source=fspath(source),
+            strategy=strategy,
             version=None if version is None else str(version),
             token_step=token_step,
             pause_mode=pause_mode,
@@ -144,10 +140,11 @@ class Client:
             flush_times=flush_times,
             flush_every_s=flush_every_s,
         )
-        kind = self._driver.run(session.kind_of_server(budget))
-        if not session.wants_fence(fenced):
-            return self._driver.run(update(session, wanted, budget=budget))
-        with self.paused(pause_mode or default_mode(kind), within_s=within_s):
+        kind = self._driver.run(kind_for(session, wanted, budget=budget))
+        fence: AbstractContextManager[None] = nullcontext()
+        if session.wants_fence(fenced):
+            fence = self.paused(pause_mode or default_mode(kind), within_s=within_s)
+        with looked_at(session, self._http, source=wanted.source, progress=progress), fence:
             return self._driver.run(update(session, wanted, budget=budget))
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> EventStream:

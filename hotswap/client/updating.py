@@ -16,9 +16,9 @@ from hotswap.client.errors import NoAnswer, OutcomeUnknown
 from hotswap.client.replies import body_of, update_error
 from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
 from hotswap.client.shown import ServerState, UpdateResult
-from hotswap.errors import HotswapError, UpdateFailed, UpdateRolledBack
+from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
 
-__all__ = ["UpdateRequest", "default_mode", "update"]
+__all__ = ["UpdateRequest", "default_mode", "kind_for", "update"]
 
 _PATH = "/update_weights_from_disk"
 _POLL_S = 0.5
@@ -29,11 +29,13 @@ _IN_PLACE = "in_place"
 class UpdateRequest:
     """What an update is to do; ``source`` is a directory that the server can read.
 
+    ``strategy`` is the load strategy that reads it, the server's own choice when None.
     Refused flushes are tried ``flush_times`` times, ``flush_every_s`` apart. ``attempts``
     bounds how often the update itself is sent.
     """
 
     source: str
+    strategy: str | None = None
     version: str | None = None
     token_step: int | None = None
     pause_mode: str | None = None
@@ -51,13 +53,27 @@ def default_mode(kind: ServerKind) -> str:
     return "retract" if kind is ServerKind.HOTSWAP else "abort"
 
 
+def kind_for(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[ServerKind]:
+    """Whose server it is, to be known before anything is paused.
+
+    Raises: UpdateRejected for what such a server does not have; NoAnswer, RequestRefused.
+    """
+    kind = yield from session.kind_of_server(budget)
+    if wanted.strategy is not None and kind is ServerKind.SGLANG:
+        raise UpdateRejected(
+            f"{_doing(session, wanted)} was not sent: SGLang's servers have no load "
+            f"strategies, and this is for {wanted.strategy!r}; leave the strategy out"
+        )
+    return kind
+
+
 def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[UpdateResult]:
     """Flush inside a fence; send; find out what happened when no reply comes.
 
     Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused,
     NoAnswer (nothing was sent), OutcomeUnknown.
     """
-    kind = yield from session.kind_of_server(budget)
+    kind = yield from kind_for(session, wanted, budget=budget)
     before = yield from state(session, budget=budget)
     if session.fences and wanted.flush_cache and session.fences[-1] != _IN_PLACE:
         # Requests frozen in place keep their keys and values: such a flush never succeeds.
@@ -113,6 +129,8 @@ def _body(session: Session, kind: ServerKind, wanted: UpdateRequest) -> dict[str
         # SGLang's scheduler dies of a flush beside requests that hold keys and values.
         "flush_cache": wanted.flush_cache and not (frozen and kind is ServerKind.SGLANG),
     }
+    if wanted.strategy is not None:
+        body["strategy"] = wanted.strategy
     if wanted.version is not None:
         body["weight_version"] = wanted.version
     if wanted.token_step is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from hotswap.counted import counted
 from hotswap.engine.config import parse_config
 from hotswap.engine.loading import build_model, choose_dtype
 from hotswap.engine.model_plan import plan_model
@@ -36,8 +37,8 @@ class Loadable:
     def __str__(self) -> str:
         ignored = f", {len(self.ignored)} ignored" if self.ignored else ""
         return (
-            f"loadable: {self.architecture}, {self.dtype}, {self.tensors} tensors{ignored}, "
-            f"{self.bytes / 1e6:.1f} MB"
+            f"loadable: {self.architecture}, {self.dtype}, "
+            f"{counted(self.tensors, 'tensor')}{ignored}, {self.bytes / 1e6:.1f} MB"
         )
 
 

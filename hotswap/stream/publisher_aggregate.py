@@ -101,8 +101,8 @@ def _check_known(base: StoredTensors, tensors: Sequence[HostTensor]) -> None:
     if unknown:
         raise StreamError(
             f"tensor {unknown[0]!r:.200} ({len(unknown)} in all) is not in the base checkpoint "
-            f"{base.folder.path}, and no delta on it makes one; give the base_dir that servers are "
-            "started with"
+            f"{base.folder.path}, and no delta on it makes one; give the base_dir (--base) that "
+            "servers are started with"
         )
 
 

@@ -86,7 +86,7 @@ def _begun(
     else:
         raise VersionMissing(
             f"{source}: version {version} builds on the base checkpoint, which was not given; "
-            "give base_dir"
+            "give base_dir (--base of hotswap publish)"
         )
     with opened:
         yield (

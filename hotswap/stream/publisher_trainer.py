@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from hotswap.closing import Closing
+from hotswap.counted import counted
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.encodings import apply, encoding_named
@@ -64,7 +65,7 @@ class Published:
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
-        kind = "full" if self.full else f"{self.changed} tensors changed"
+        kind = "full" if self.full else f"{counted(self.changed, 'tensor')} changed"
         return f"version {self.version} ({kind}, {self.written_bytes / 1e6:.1f} MB)"
 
 
@@ -78,7 +79,7 @@ class _Pending:
     snapshot: Snapshot
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes one run to ``source``. Use it from one thread; ``close`` it, or use ``with``."""
 
     def __init__(
@@ -110,7 +111,10 @@ class Publisher:
         to; UnknownEncoding; OSError.
         """
         if aggregate_every and base_dir is None:
-            raise StreamError("an aggregate is a delta on the base checkpoint; give base_dir")
+            raise StreamError(
+                "an aggregate is a delta on the base checkpoint; "
+                "give base_dir (--base of hotswap publish)"
+            )
         new_hasher(checksum_format)
         self.source: Path = Path(source)
         self.run: str = run
@@ -140,17 +144,6 @@ class Publisher:
 
     def __repr__(self) -> str:
         return f"<Publisher {self.source} run {self.run!r} at version {self.version}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let another publisher go on with the run. Idempotent."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hotswap.counted import counted
+
 __all__ = ["PullMode", "PullReport"]
 
 
@@ -44,6 +46,7 @@ class PullReport:
     def __str__(self) -> str:
         spent = ", ".join(f"{phase} {s:.2f} s" for phase, s in self.seconds.items())
         return (
-            f"version {self.version} ({self.mode}, {len(self.versions)} versions on {self.start}), "
-            f"read {self.read_bytes / 1e6:.1f} MB, wrote {self.written_bytes / 1e6:.1f} MB, {spent}"
+            f"version {self.version} ({self.mode}, {counted(len(self.versions), 'version')} on "
+            f"{self.start}), read {self.read_bytes / 1e6:.1f} MB, "
+            f"wrote {self.written_bytes / 1e6:.1f} MB, {spent}"
         )

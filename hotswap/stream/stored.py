@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import xxhash
 
+from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed, raised_as
 from hotswap.stream.header import Header, Span
@@ -73,7 +73,7 @@ def is_text(name: str) -> bool:
     return True
 
 
-class StoredTensors:
+class StoredTensors(Closing):
     """The tensors of a checkpoint directory, open for reading."""
 
     def __init__(self, folder: Folder, *, timed: bool = False) -> None:
@@ -106,17 +106,6 @@ class StoredTensors:
 
     def __repr__(self) -> str:
         return f"<StoredTensors {self.folder.path} {len(self.tensors)} tensors>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every file and the directory. Idempotent."""

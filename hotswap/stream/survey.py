@@ -6,7 +6,7 @@ looked at all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hotswap.stream.chain import open_version
 from hotswap.stream.density import changed_bytes
 from hotswap.stream.header import MAX_HEADER_BYTES
 from hotswap.stream.layout import INDEX, DeltaIndex, directory_of, published_versions, read_index
+from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.source import Source
 from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors
@@ -63,7 +64,11 @@ class SourceSurvey:
 
 
 def survey_source(
-    source: Path, *, base_dir: Path | None = None, density: bool = True
+    source: Path,
+    *,
+    base_dir: Path | None = None,
+    density: bool = True,
+    progress: Callable[[Progress], None] | None = None,
 ) -> SourceSurvey:
     """Look at every version of ``source``: indexes, headers, sizes; for ``density`` all blobs.
 
@@ -75,7 +80,7 @@ def survey_source(
     seen = [_version(source, number) for number in published_versions(source)]
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:
-        seen = [_with_density(directory_of(source, one.version), one, lengths) for one in seen]
+        seen = _densities(source, seen, lengths, Tally(progress))
     by_number = {one.version: one for one in seen}
     aggregate = _aggregate(source, lengths)
     return SourceSurvey(
@@ -142,6 +147,17 @@ def _lengths(
             with StoredTensors.at(directory_of(source, one.version)) as stored:
                 return stored.lengths
     return None
+
+
+def _densities(
+    source: Path, seen: list[VersionSurvey], lengths: Mapping[str, int], tally: Tally
+) -> list[VersionSurvey]:
+    found = list[VersionSurvey]()
+    with tally.phase("density", total_bytes=sum(one.size_bytes for one in seen)):
+        for one in seen:
+            found.append(_with_density(directory_of(source, one.version), one, lengths))
+            tally.through(read=one.size_bytes, done=one.size_bytes)
+    return found
 
 
 def _with_density(

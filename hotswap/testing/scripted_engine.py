@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import torch
 
+from hotswap.errors import UpdateRejected
 from hotswap.seams import (
     EnginePause,
     GenerateRequest,
@@ -29,6 +30,8 @@ from hotswap.types import (
 )
 
 __all__ = ["ScriptedEngine", "ScriptedGeneration"]
+
+_NO_UPDATE = "a ScriptedEngine takes no update; use FakeEngine"
 
 
 class ScriptedGeneration:
@@ -130,8 +133,8 @@ class ScriptedEngine:
         )
 
     def plan(self, manifest: Manifest, scope: Scope) -> Plan:
-        """Not scripted."""
-        raise NotImplementedError("ScriptedEngine takes no update; use FakeEngine")
+        """Not scripted. Raises: UpdateRejected."""
+        raise UpdateRejected(_NO_UPDATE)
 
     async def pause(self, mode: PauseMode) -> EnginePause:
         """Stop at once; ``abort`` ends every request."""
@@ -149,12 +152,12 @@ class ScriptedEngine:
         return 0
 
     async def write(self, plan: Plan, bucket: Bucket) -> None:
-        """Not scripted."""
-        raise NotImplementedError("ScriptedEngine takes no update; use FakeEngine")
+        """Not scripted. Raises: UpdateRejected."""
+        raise UpdateRejected(_NO_UPDATE)
 
     async def commit(self, stamp: WeightStamp) -> None:
-        """Not scripted."""
-        raise NotImplementedError("ScriptedEngine takes no update; use FakeEngine")
+        """Not scripted. Raises: UpdateRejected."""
+        raise UpdateRejected(_NO_UPDATE)
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Take a request. Raises: ValueError for a token that is no byte, an id in use."""

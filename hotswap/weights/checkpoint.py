@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 
+from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 from hotswap.types import Bucket, Manifest, Payload, TensorSpec
 from hotswap.weights.file_tensor import FileTensor
@@ -33,7 +33,7 @@ __all__ = ["Checkpoint"]
 _BUCKET_BYTES = 256 * 2**20
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """Weights and configurations of one directory; satisfies ``Stage``.
 
     ``config.json`` has to be there, ``generation_config.json`` may be.
@@ -97,17 +97,6 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path} {len(self._manifest)} tensors>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every file and let go of every tensor. Idempotent; no read may be running."""

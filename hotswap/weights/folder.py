@@ -17,9 +17,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 from hotswap.weights.roots import Allowed, Roots
 from hotswap.weights.strict_json import parse_object
@@ -32,7 +32,7 @@ _MAX_JSON_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
 
 
-class OpenFile:
+class OpenFile(Closing):
     """A regular file, open for reading at any offset from any thread.
 
     ``size_bytes`` is its size when it was opened; a later change is an error.
@@ -47,17 +47,6 @@ class OpenFile:
 
     def __repr__(self) -> str:
         return f"<OpenFile {self.name} {self.size_bytes} bytes>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent; no read may be running."""
@@ -102,7 +91,7 @@ class OpenFile:
             )
 
 
-class Folder:
+class Folder(Closing):
     """A pinned directory, and the only way in which a checkpoint opens its files."""
 
     def __init__(self, fd: int, *, path: Path, allowed: Allowed | None) -> None:
@@ -139,17 +128,6 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"<Folder {self.path}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unpin the directory; files opened through it stay open. Idempotent."""

@@ -10,18 +10,17 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
 
+from hotswap.closing import Closing
 from hotswap.types import TensorSpec
 
 __all__ = ["Memory", "trim_heap"]
 
 
-class Memory:
+class Memory(Closing):
     """An anonymous private mapping, handed out as tensors. Costs nothing until touched.
 
     ``close`` returns the pages at once, even while tensors still point into them:
@@ -46,17 +45,6 @@ class Memory:
 
     def __repr__(self) -> str:
         return f"<Memory {self.size_bytes} bytes{' closed' if self._mapping is None else ''}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def tensor(self, offset: int, spec: TensorSpec) -> torch.Tensor:
         """A tensor of ``spec`` at byte ``offset``, which its dtype must divide.

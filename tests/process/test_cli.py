@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from hotswap.cli import main
+from hotswap.client import Client
 from hotswap.testing.server import ServerProcess
+from tests.markdown_blocks import ROOT, blocks_of
 
 pytestmark = pytest.mark.process
 
+ADDRESS = "http://127.0.0.1:30000"
 LIMIT_S = 60
 
 
@@ -137,3 +141,24 @@ def test_a_server_that_is_not_there(
         monkeypatch.setenv("HOTSWAP_URL", "server:30000")
         assert main(command) == 2
         assert "wanted one like http://" in capsys.readouterr().err
+
+
+def test_an_update_by_a_strategy(b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = as_json(capsys, "update", str(b), "--strategy", "disk", "--weight-version", "by-disk")
+    assert done["weight_version"] == "by-disk"
+    assert main(["update", str(b), "--strategy", "rsync"]) == 1
+    assert "pip install hotswap-rsync" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_clients_page(
+    server: ServerProcess, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "reference" / "client.md"
+    blocks = [block for block in blocks_of(page) if block.language == "python"]
+    code = "\n".join(block.code for block in blocks).replace(ADDRESS, server.base_url)
+    script = tmp_path / "examples.py"
+    script.write_text(code.replace("/checkpoints/7", str(b)))
+    names = runpy.run_path(str(script))
+    assert len(blocks) == 3
+    assert isinstance(names["client"], Client)
+    assert "update {" in capsys.readouterr().out

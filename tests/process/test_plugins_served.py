@@ -1,10 +1,14 @@
 """A server with a plug-in that brings everything that one can, and one that is refused."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -15,6 +19,8 @@ from hotswap.testing.fixtures import (
     hotswap_server,
     tiny_checkpoint,
 )
+from hotswap.testing.server import ServerProcess
+from tests.markdown_blocks import ROOT, Block, blocks_of
 
 __all__ = ["hotswap_server", "tiny_checkpoint"]
 
@@ -106,6 +112,13 @@ def hotswap_routes():
 """
 
 
+def from_the_page(directive: str) -> Block:
+    """Of the page about strategies: the module, which is its first file, or how it is used."""
+    page = blocks_of(ROOT / "docs" / "how-to" / "write-a-strategy.md")
+    found = [block for block in page if block.directive == directive]
+    return found[0 if directive == "file" else -1]
+
+
 def install(site: Path, dist: str, code: str) -> None:
     module = dist.replace("-", "_")
     (site / f"{module}.py").write_text(code)
@@ -121,14 +134,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     install(folder, "hotswap-toy", EVERYTHING)
     install(folder, "hotswap-greedy", REFUSED)
+    install(folder, "hotswap-npz", from_the_page("file").code)
     monkeypatch.syspath_prepend(folder)
     yield folder
-    for module in ("hotswap_toy", "hotswap_greedy"):
+    for module in ("hotswap_toy", "hotswap_greedy", "hotswap_npz"):
         sys.modules.pop(module, None)
 
 
 def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks(
-    site: Path, hotswap_server: StartServer, tiny_checkpoint: MakeCheckpoint
+    site: Path, hotswap_server: StartServer, tiny_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     a, b = tiny_checkpoint(seed=1), tiny_checkpoint(seed=2)
     environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site), "HOTSWAP_TOY_LEVEL": "7"}
@@ -161,6 +175,7 @@ def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks
         assert missing.status_code == 400
         assert "pip install hotswap-rsync" in missing.text
         assert client.get("/health").json()["status"] == "ok"
+        assert_used_as_the_page_says(server, b, tmp_path / "step-8.npz")
     reason = "hotswap-greedy 1.0 (hotswap_greedy): route '/health' belongs to hotswap itself"
     assert f"plug-in refused: {reason}" in server.log
 
@@ -172,3 +187,25 @@ def test_both_are_listed(site: Path, capsys: pytest.CaptureFixture[str]) -> None
     [toy] = [plugin for plugin in shown["plugins"] if plugin["name"] == "hotswap-toy"]
     assert toy["engines"] == toy["strategies"] == ["toy"]
     assert (toy["flags"], toy["routes"]) == (["--toy-level"], ["/toy/levels"])
+
+
+def assert_used_as_the_page_says(server: ServerProcess, model: Path, archive: Path) -> None:
+    """Both commands of the page bring the archive, which the server finds nowhere else."""
+    tensors = load_file(model / "model.safetensors")
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(archive, **arrays)
+    code = from_the_page("tested").code.replace("http://127.0.0.1:30000", server.base_url)
+    code = code.replace(".venv/bin/hotswap", f"{sys.executable} -m hotswap")
+    done = subprocess.run(
+        ["bash", "-eu", "-c", code.replace('"step-8.npz"', f'"{archive}"')],
+        cwd=archive.parent,
+        env={**os.environ, "HOTSWAP_URL": server.base_url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    by_command, by_curl = done.stdout.splitlines()
+    assert by_command.startswith(f"version 8 is live: {len(tensors)} tensors, ")
+    assert json.loads(by_curl)["tensors_loaded"] == len(tensors)

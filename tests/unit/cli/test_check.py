@@ -12,6 +12,7 @@ from hotswap.cli import main
 from hotswap.engine.loadable import check_checkpoint
 from hotswap.errors import UpdateRejected
 from hotswap.testing.checkpoints import make_checkpoint
+from tests.unit.stream.streams import PUBLISHED
 
 
 @pytest.fixture
@@ -76,3 +77,25 @@ def test_no_weights_are_read(a: Path) -> None:
     header = 8 + int.from_bytes(whole[:8], "little")
     weights.write_bytes(whole[:header] + b"\xff" * (len(whole) - header))
     assert check_checkpoint(a).tensors == 21
+
+
+@pytest.mark.parametrize(
+    ("directory", "said"),
+    [
+        ("source", "a source of published versions, up to 8: hotswap inspect lists them"),
+        ("source/weight_v000001", "it is a delta: hotswap pull makes a checkpoint of it"),
+    ],
+)
+def test_what_belongs_to_a_stream_is_told_apart(
+    directory: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(PUBLISHED / directory)]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_local_checkpoint_without_a_model_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".weight_sync").mkdir()
+    assert main(["check", str(tmp_path)]) == 1
+    assert "hotswap inspect says what it holds" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from hotswap import errors, stream
+from hotswap.cli import main
 from hotswap.cli.codes import ExitCode, exit_code_of
 from hotswap.cli.output import console_of, fail
 from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, StillPaused
@@ -87,3 +88,32 @@ def test_something_live_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
     assert console_of(Terminal()) is not None
     monkeypatch.setenv("TERM", "dumb")
     assert console_of(Terminal()) is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("update", "--json"),
+        ("state", "--jason", "--json"),
+        ("verify", "--json", "/x", "--threads", "many"),
+        ("sevre", "--json"),
+    ],
+)
+def test_a_wrong_command_line_is_an_object_too(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    error = json.loads(captured.out)["error"]
+    assert (error["class"], error["weights"], error["exit_code"]) == ("UsageError", "untouched", 2)
+    assert error["message"].startswith("hotswap")
+    assert error["message"].endswith("--help")
+
+
+def test_an_address_that_is_none_touches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["state", "--url", "server:30000", "--json"]) == ExitCode.USAGE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["class"], error["weights"]) == ("ValueError", "untouched")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hotswap.cli import main
 from hotswap.cli.commands import COMMANDS
 from hotswap.cli.completion import completion_script
 from hotswap.settings import OPTIONS
+from tests.markdown_blocks import ROOT, blocks_of
 
 
 def completed(tmp_path: Path, *words: str) -> list[str]:
@@ -142,3 +144,22 @@ def test_quotes_in_a_help_text_end_no_string() -> None:
     assert any("'" in command.help for command in COMMANDS)
     for line in completion_script("fish", OPTIONS).splitlines()[1:]:
         assert shlex.split(line)[:3] == ["complete", "-c", "hotswap"]
+
+
+def test_the_commands_of_the_reference_print_the_scripts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [block] = [
+        block
+        for block in blocks_of(ROOT / "docs" / "reference" / "cli.md")
+        if block.language == "bash"
+    ]
+    lines = block.code.splitlines()
+    shells = []
+    for line in lines:
+        program, *words = shlex.split(line.partition(" > ")[0])
+        assert program == "hotswap"
+        assert main(words) == 0
+        assert "hotswap" in capsys.readouterr().out.splitlines()[0]
+        shells.append(words[-1])
+    assert shells == ["bash", "zsh", "fish"]

@@ -69,5 +69,8 @@ def test_what_is_refused_says_why(
     command = ["publish", str(tmp_path / "nowhere"), "--to", str(source), "--json"]
     assert main(command) == ExitCode.FAILED
     assert "nowhere" in json.loads(capsys.readouterr().out)["error"]["message"]
+    command = ["publish", str(step), "--to", str(tmp_path / "new"), "--aggregate-every", "2"]
+    assert main(command) == ExitCode.FAILED
+    assert "give base_dir (--base of hotswap publish)" in capsys.readouterr().err
     assert main(["prune", str(source), "--keep", "0", "--json"]) == ExitCode.FAILED
     assert json.loads(capsys.readouterr().out)["error"]["class"] == "StreamError"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -224,7 +225,7 @@ def test_verify_a_source(tmp_path: Path, capsys: Capture) -> None:
     assert main(["verify", str(tmp_path / "s"), "--base", str(BASE)]) == 1
     captured = capsys.readouterr()
     assert "hotswap verify: weight_v000006: DeltaDamaged: version 6, tensor" in captured.err
-    assert "1 faults" in captured.out
+    assert ": 1 fault; " in captured.out
     blob.unlink()
     seen = shown(capsys, "verify", tmp_path / "s", "--base", BASE, code=3)
     assert [fault["kind"] for fault in seen["faults"]] == ["SourceNotReady"]
@@ -291,3 +292,41 @@ def test_a_pull_at_a_terminal_draws_bars_and_prints_the_result(
     assert main(pulling(tmp_path / "local", 1)) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'local'}: version 1 (seed")
     assert "seed" in terminal.getvalue()
+
+
+def test_a_wait_is_shown_until_the_next_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with bars.bars(shown=True, begins="waiting for it") as progress:
+        assert progress is not None
+        assert repr(progress) == "<Bars waiting for it>"
+        progress.show("staging", 10, 20)
+        progress.show("queued", 0, None)
+        shown = [task.description for task in progress._live.tasks if task.visible]
+    assert shown == ["staging", "queued"]
+    assert "waiting for it" in terminal.getvalue()
+
+
+def test_inspect_at_a_terminal_draws_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert main(["inspect", str(SOURCE), "--base", str(BASE)]) == 0
+    assert "density" in terminal.getvalue()
+
+
+def test_verify_lists_a_few_faults_of_a_kind_unless_asked(tmp_path: Path, capsys: Capture) -> None:
+    local = tmp_path / "local"
+    shown(capsys, *pulling(local, 3))
+    for path in local.glob("*.safetensors"):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        path.write_bytes(content[:start] + bytes(0xFF ^ byte for byte in content[start:]))
+    assert main(["verify", str(local)]) == 1
+    captured = capsys.readouterr()
+    *few, last = captured.err.splitlines()
+    assert len(few) == 3
+    told = re.fullmatch(r".*: LocalDamaged: (\d+) more like these; --verbose lists them", last)
+    assert told is not None
+    assert captured.out.endswith(f": {3 + int(told[1])} faults\n")
+    assert main(["verify", str(local), "--verbose"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 3 + int(told[1])
