@@ -33,8 +33,8 @@ def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None =
     """Remove what none of the newest ``keep`` versions needs; ``dry_run``: only say what.
 
     A version disappears as a whole, and one that was half removed before is removed now.
-    Safe beside a publisher. Raises: StreamError when a chain cannot be followed, or begins at
-    what is not wholly there (yet), and nothing is removed then; OSError.
+    Safe beside a publisher, and beside another prune. Raises: StreamError when a chain cannot
+    be followed, or begins at what is not wholly there (yet), and nothing is removed then; OSError.
     """
     if keep < 1:
         raise StreamError(f"keep is {keep}, wanted 1 or more versions")
@@ -52,13 +52,26 @@ def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None =
         for version in removed:
             _remove(directory_of(source, version), disk)
         for leftover in source.glob(f"{_MARK}*"):
-            shutil.rmtree(leftover)
+            _remove_tree(leftover)
     return Pruned(removed=removed, kept=tuple(v for v in versions if v in needed))
 
 
 def _remove(directory: Path, disk: Disk) -> None:
     # Under another name first: nobody takes what is left of a version for the version.
     gone = directory.with_name(f"{_MARK}{directory.name}")
-    disk.rename(directory, gone)
+    try:
+        disk.rename(directory, gone)
+    except FileNotFoundError:
+        return  # another prune was first
     disk.sync_directory(directory.parent)
-    shutil.rmtree(gone)
+    _remove_tree(gone)
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove it, whoever else removes it meanwhile. Raises: OSError."""
+    # Files that go under its hands make rmtree give up: what is left then is its own.
+    while directory.exists():
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            continue

@@ -133,6 +133,7 @@ class Publisher(Closing):
         self._snapshot: Snapshot | None = None
         self._pending: _Pending | None = None
         self._held = ExitStack()
+        self._is_closed = False
         try:
             self.version = self._opened()
             self._pool = self._held.enter_context(
@@ -147,6 +148,7 @@ class Publisher(Closing):
 
     def close(self) -> None:
         """Let another publisher go on with the run. Idempotent."""
+        self._is_closed = True
         self._held.close()
 
     def start_from(self, named_tensors: NamedTensors) -> None:
@@ -159,7 +161,10 @@ class Publisher(Closing):
             raise StreamError(
                 f"{self!r} has something to compare with already; start_from is for the beginning"
             )
-        self._snapshot, _ = copied(named_tensors, self._made(Tally(self._progress)))
+        self._check_open()
+        snapshot, _ = copied(named_tensors, self._made(Tally(self._progress)))
+        self._check_in_base(snapshot)
+        self._snapshot = snapshot
 
     def publish(self, named_tensors: NamedTensors) -> Published:
         """Publish ``named_tensors`` as the next version; returns when readers can see it.
@@ -169,6 +174,7 @@ class Publisher(Closing):
 
         Raises: StreamError, TypeError, OSError: nothing became visible unless ``version`` moved.
         """
+        self._check_open()
         tally = Tally(self._progress)
         made = self._made(tally)
         self._settle()
@@ -207,6 +213,25 @@ class Publisher(Closing):
         )
         _log.info("%s: %s", self.source, published)
         return published
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StreamError(
+                f"{self!r} is closed, and another publisher may be at work; make a new one, which "
+                "goes on where this one ended"
+            )
+
+    def _check_in_base(self, snapshot: Snapshot) -> None:
+        """Raises: StreamError for what readers, who begin with the base, would not have."""
+        if self._base_dir is None:
+            return
+        names = names_at(self.source, 0, base_dir=self._base_dir)
+        unknown = sorted(snapshot.keys() - set(names))
+        if unknown:
+            raise StreamError(
+                f"tensor {unknown[0]!r:.200} ({len(unknown)} in all) is not in the base checkpoint "
+                f"{self._base_dir}, which servers are started with; give the base_dir of this model"
+            )
 
     @property
     def _is_first(self) -> bool:
@@ -326,7 +351,27 @@ class Publisher(Closing):
             return ()
 
     def _afterwards(self, directory: Path, told: Sequence[Told], made: Made) -> None:
-        """The aggregate, old versions and hooks: nothing of it makes the version less whole."""
+        """The aggregate, hooks and old versions: nothing of it makes the version less whole.
+
+        What fails of it does not keep the rest from being done. Raises: what failed.
+        """
+        try:
+            self._write_aggregate(told, made)
+        except Exception:
+            agreed(self._ranks, lambda: self._last_steps(directory), told=lambda _: {})
+            raise
+        agreed(self._ranks, lambda: self._last_steps(directory), told=lambda _: {})
+
+    def _last_steps(self, directory: Path) -> None:
+        if self._ranks.rank:
+            return
+        try:
+            announce(self._post_write, directory, self.version)
+        finally:
+            if self._keep is not None:
+                prune(self.source, keep=self._keep, disk=self._disk)
+
+    def _write_aggregate(self, told: Sequence[Told], made: Made) -> None:
         every, base = self._aggregate_every, self._base_dir
         snapshot = self._snapshot
         if every and base is not None and snapshot is not None and self.version % every == 0:
@@ -340,15 +385,6 @@ class Publisher(Closing):
                     made=made,
                     disk=self._disk,
                 )
-
-        def last_steps() -> None:
-            if self._ranks.rank:
-                return
-            if self._keep is not None:
-                prune(self.source, keep=self._keep, disk=self._disk)
-            announce(self._post_write, directory, self.version)
-
-        agreed(self._ranks, last_steps, told=lambda _: {})
 
 
 def _size_of(named: NamedTensors) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotswap.stream import Publisher, SourceNotReady, StreamError, prune, published_versions
+from hotswap.stream.disk import LocalDisk
 from hotswap.stream.layout import INDEX, directory_of
 from tests.unit.stream.trained import Trainer
 
@@ -34,6 +35,32 @@ def test_prune_says_what_it_would_do_and_clears_what_was_half_removed(trainer: T
     directory_of(trainer.source, 4).rename(trainer.root / "gone")
     with pytest.raises(StreamError, match="version 4 is missing"):
         prune(trainer.source, keep=1)
+
+
+class _Overtaken(LocalDisk):
+    """Lets another prune do everything before the first version goes."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self.others = list[tuple[int, ...]]()
+
+    def rename(self, old: Path, new: Path) -> None:
+        if not self.others:
+            self.others.append(prune(self._source, keep=1).removed)
+        super().rename(old, new)
+
+
+def test_two_prunes_at_once_do_it_together(trainer: Trainer) -> None:
+    with Publisher(trainer.source, run="a", base_dir=trainer.base, anchor_every=2) as publisher:
+        for _ in range(5):
+            trainer.step(publisher)
+    disk = _Overtaken(trainer.source)
+    pruned = prune(trainer.source, keep=1, disk=disk)
+    assert (pruned.removed, pruned.kept) == ((1, 2, 3), (4, 5))
+    assert disk.others == [(1, 2, 3)]
+    assert published_versions(trainer.source) == (4, 5)
+    assert not list(trainer.source.glob(".pruned-*"))
+    trainer.check()
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "without its index"])

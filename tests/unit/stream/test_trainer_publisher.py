@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import weakref
@@ -159,11 +160,43 @@ def test_an_aggregate_needs_the_base(trainer: Trainer) -> None:
 
 def test_an_aggregate_of_what_the_base_lacks_is_refused_in_words(trainer: Trainer) -> None:
     more = trainer.states[0] | {"head.weight": torch.zeros(4)}
-    with Publisher(trainer.source, run="a", base_dir=trainer.base, aggregate_every=1) as publisher:
+    base, heard = write_base(trainer.root / "whole", more), list[str | None]()
+
+    async def note(directory: str, version: str | None) -> None:
+        heard.append(version)
+
+    with Publisher(
+        trainer.source, run="a", base_dir=base, aggregate_every=1, keep=1, post_write=[note]
+    ) as publisher:
         publisher.start_from(more)
+        shutil.rmtree(base)
+        write_base(base, trainer.states[0])
         with pytest.raises(StreamError, match=r"tensor 'head.weight' \(1 in all\) is not in"):
             publisher.publish(more)
     assert not (trainer.source / DIRECTORY).exists()
+    # The version is there all the same, and whoever waits for it hears of it.
+    assert (publisher.version, heard) == (1, ["000001"])
+
+
+def test_a_snapshot_with_more_than_the_base_is_refused(trainer: Trainer) -> None:
+    """Readers begin with the base: no delta would make them the tensor."""
+    more = trainer.states[0] | {"head.weight": torch.zeros(4)}
+    with Publisher(trainer.source, run="a", base_dir=trainer.base) as publisher:
+        with pytest.raises(StreamError, match=r"tensor 'head.weight' \(1 in all\) is not in"):
+            publisher.start_from(more)
+        trainer.step(publisher)
+    trainer.check()
+
+
+def test_after_its_end_it_says_what_to_do(trainer: Trainer) -> None:
+    with Publisher(trainer.source, run="a", base_dir=trainer.base) as publisher:
+        trainer.step(publisher)
+    with pytest.raises(StreamError, match=r"is closed, .*; make a new one, which goes on where"):
+        publisher.publish(trainer.states[0])
+    with Publisher(trainer.root / "other", run="a") as another:
+        another.close()
+        with pytest.raises(StreamError, match="is closed"):
+            another.start_from(trainer.states[0])
 
 
 def test_another_run_is_refused(trainer: Trainer, tmp_path: Path) -> None:
@@ -303,6 +336,17 @@ def test_hooks_are_awaited_when_the_version_is_there(trainer: Trainer) -> None:
         trainer.step(publisher)
     assert heard == [(str(directory_of(trainer.source, n)), f"{n:06d}", True) for n in (1, 2, 3)]
     trainer.check()
+
+
+def test_a_hook_that_fails_keeps_no_version_from_being_pruned(trainer: Trainer) -> None:
+    async def fail(directory: str, version: str | None) -> None:
+        raise UpdateRejected("no route to the bucket")
+
+    with Publisher(trainer.source, run="a", anchor_every=1, keep=1, post_write=[fail]) as publisher:
+        for step in (1, 2):
+            with pytest.raises(UpdateRejected, match="no route to the bucket"):
+                publisher.publish(after_step(trainer.states[0], step))
+    assert published_versions(trainer.source) == (2,)
 
 
 async def test_hooks_run_beside_a_loop_that_is_running(trainer: Trainer) -> None:
