@@ -6,12 +6,17 @@ can stop, fail or forget any one of these calls and see what is left.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 __all__ = ["Disk", "LocalDisk"]
+
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 
 
 class Disk(Protocol):
@@ -27,6 +32,13 @@ class Disk(Protocol):
 
     def write(self, fd: int, offset: int, content: memoryview) -> None:
         """Write all of ``content`` at ``offset``."""
+        ...
+
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        """Let the disk begin with what was written there: ``sync`` then waits for less.
+
+        Raises nothing: what goes wrong is for ``sync`` to tell.
+        """
         ...
 
     def sync(self, fd: int) -> None:
@@ -75,6 +87,12 @@ class LocalDisk:
             written = os.pwrite(fd, content, offset)
             content, offset = content[written:], offset + written
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        """Let the disk begin with what was written there: ``sync`` then waits for less."""
+        begin = _sync_file_range()
+        if begin is not None:
+            begin(fd, offset, length, _WRITE)
+
     def sync(self, fd: int) -> None:
         """Return once what was written through ``fd`` survives a power cut."""
         os.fsync(fd)
@@ -105,3 +123,12 @@ class LocalDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Linux alone has it."""
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return function

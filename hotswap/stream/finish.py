@@ -116,4 +116,5 @@ def _write(
             raise LocalDamaged(f"{journal.outcome.files[record.file]}: became shorter")
         journal.patch(record, room)
         disk.write(fd, record.offset, span)
+        disk.begin_sync(fd, record.offset, record.span)
         tally.through(written=record.span, done=record.span)

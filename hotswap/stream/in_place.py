@@ -24,6 +24,7 @@ from hotswap.stream.parallel import run_all
 from hotswap.stream.piecewise import piecewise
 from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredTensor, StoredTensors
+from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["InPlace", "stage_changes"]
 
@@ -79,7 +80,7 @@ def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: In
         published.update(piece.data)
         if last.checksum_format != OWN_CHECKSUM:
             own.update(piece.data)
-        words = touched[0] if len(touched) == 1 else np.unique(np.concatenate(touched))
+        words = touched[0] if len(touched) == 1 else _any_of(touched, size)
         staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
         if staging.recorder is not None:
             staging.recorder.note(tensor.name, at, words, room.view("<u8")[words])
@@ -90,6 +91,14 @@ def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: In
         raise _why_wrong(tensor, deltas, staging)
     same = last.checksum_format == OWN_CHECKSUM
     staging.digests[tensor.name] = (published if same else own).hexdigest()
+
+
+def _any_of(touched: Sequence[Words], size: int) -> Words:
+    """The words of ``size`` bytes that are in any of ``touched``, which sorting would find late."""
+    seen = np.zeros(whole_words(size) // WORD_BYTES, np.bool_)
+    for words in touched:
+        seen[words] = True
+    return np.flatnonzero(seen)
 
 
 def _why_wrong(tensor: StoredTensor, deltas: Sequence[Delta], staging: InPlace) -> DeltaDamaged:

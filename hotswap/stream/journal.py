@@ -44,6 +44,7 @@ _END_MAGIC = b"hsw-end1"
 _HEAD = struct.Struct("<IIQII")
 _DIGEST = struct.Struct("<Q")
 _RAW, _WORDS = 0, 1
+_PAYLOAD = _HEAD.size + _DIGEST.size
 _NUMBER_BYTES = 4
 _MAX_OFFSET = 2**63 - 1
 
@@ -99,16 +100,22 @@ class JournalWriter:
         if not words.size:
             return
         if words.size * (WORD_BYTES + _NUMBER_BYTES) >= span:
-            self._record(_RAW, file, offset, span, room[:span].tobytes())
+            record = _record_room(span)
+            record[_PAYLOAD:] = room[:span]
+            self._record(_RAW, file, offset, span, record)
             return
-        payload = room.view("<u8")[words].tobytes() + words.astype("<u4").tobytes()
-        self._record(_WORDS, file, offset, span, payload)
+        values = words.size * WORD_BYTES
+        record = _record_room(values + words.size * _NUMBER_BYTES)
+        record[_PAYLOAD : _PAYLOAD + values].view("<u8")[:] = room.view("<u8")[words]
+        record[_PAYLOAD + values :].view("<u4")[:] = words
+        self._record(_WORDS, file, offset, span, record)
 
     def commit(self, outcome: Outcome) -> None:
         """Make the journal durable and give it its name. Raises: OSError."""
         text = msgspec.json.encode(outcome)
         self._disk.write(self._fd, 0, memoryview(_MAGIC))
-        self._append(text + _END.pack(len(text), xxhash.xxh3_64_intdigest(text), _END_MAGIC))
+        end = _END.pack(len(text), xxhash.xxh3_64_intdigest(text), _END_MAGIC)
+        self._append(memoryview(text + end))
         self._disk.sync(self._fd)
         self._disk.rename(self._unfinished, self._path)
         self._disk.sync_directory(self._path.parent)
@@ -120,14 +127,17 @@ class JournalWriter:
             self._disk.close(fd)
             self._disk.unlink(self._unfinished)
 
-    def _record(self, kind: int, file: int, offset: int, span: int, payload: bytes) -> None:
+    def _record(self, kind: int, file: int, offset: int, span: int, record: Bytes) -> None:
+        """Fill in the head, before the payload that is there already, and write both."""
+        payload = record[_PAYLOAD:].data
         head = _HEAD.pack(kind, file, offset, span, len(payload))
-        self._append(head + _DIGEST.pack(_digest(head, payload)) + payload)
+        record.data[:_PAYLOAD] = head + _DIGEST.pack(_digest(head, payload))
+        self._append(record.data)
 
-    def _append(self, content: bytes) -> None:
+    def _append(self, content: memoryview) -> None:
         with self._lock:
             at, self.size_bytes = self.size_bytes, self.size_bytes + len(content)
-        self._disk.write(self._fd, at, memoryview(content))
+        self._disk.write(self._fd, at, content)
 
 
 class JournalReader:
@@ -156,7 +166,7 @@ class JournalReader:
         """Every record in order, its payload unread. Raises: LocalDamaged, OSError."""
         at = len(_MAGIC)
         while at < self._end:
-            both = self._read(at, _HEAD.size + _DIGEST.size)
+            both = self._read(at, _PAYLOAD)
             head = both[: _HEAD.size]
             kind, file, offset, span, length = _HEAD.unpack(head)
             (digest,) = _DIGEST.unpack_from(both, _HEAD.size)
@@ -258,10 +268,18 @@ def chunk_room(span: int) -> Bytes:
     return room
 
 
+def _record_room(size: int) -> Bytes:
+    """A buffer of this thread's own for a record of ``size`` bytes of payload."""
+    room: Bytes | None = getattr(_own, "record", None)
+    if room is None:
+        room = _own.record = np.empty(_PAYLOAD + CHUNK_BYTES, np.uint8)
+    return room[: _PAYLOAD + size]
+
+
 _own = threading.local()
 
 
-def _digest(head: bytes, payload: bytes) -> int:
+def _digest(head: bytes, payload: bytes | memoryview) -> int:
     digest = xxhash.xxh3_64(head)
     digest.update(payload)
     return digest.intdigest()
