@@ -35,8 +35,12 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Spot(Protocol):
-    """Some units (words, or elements) of one tensor that change."""
+    """Some units (words, or elements) of one tensor that change.
 
+    ``on_device``: it is written on the thread that runs the model, in the order of its stream.
+    """
+
+    on_device: bool
     units: int
     size_bytes: int
 
@@ -106,6 +110,8 @@ def spots_of(live: torch.Tensor, index: Array, new: Array, *, width: int) -> Ite
 
 
 class _HostSpot:
+    on_device = False
+
     def __init__(
         self, live: torch.Tensor, index: Array, new: Array, *, width: int, native: bool
     ) -> None:
@@ -137,6 +143,8 @@ class _HostSpot:
 
 
 class _DeviceSpot:
+    on_device = True
+
     def __init__(self, live: torch.Tensor, index: Array, new: Array, *, width: int) -> None:
         self._live = live
         self._index = torch.from_numpy(index.astype(np.int64)).to(live.device)
@@ -192,7 +200,10 @@ def _groups(spots: Sequence[Spot], units: int) -> Iterator[list[Spot]]:
 
 
 def _jobs(spots: Sequence[Spot], of: Callable[[Spot], Job]) -> list[Job]:
-    return [partial(_all, [of(spot) for spot in group]) for group in _groups(spots, _TOGETHER)]
+    """One job for all that is on a device: what is alone runs on the thread that asks for it."""
+    groups = list(_groups([spot for spot in spots if not spot.on_device], _TOGETHER))
+    device = [spot for spot in spots if spot.on_device]
+    return [partial(_all, [of(spot) for spot in group]) for group in (*groups, device) if group]
 
 
 def _all(jobs: Sequence[Job]) -> None:

@@ -96,6 +96,25 @@ async def test_every_mode_in_both_dialects(
         assert "hotswap_patch_cache_bytes 0.0" in text
 
 
+@pytest.mark.parametrize(("tags", "mode"), [(["kv_cache"], "sparse"), (None, "full")])
+async def test_memory_that_was_let_go_meanwhile(
+    published: Published, tmp_path: Path, tags: list[str] | None, mode: str
+) -> None:
+    local = tmp_path / "local"
+    async with serving(load(published.base), model=str(published.base)) as server:
+        client = server.client
+        await pulled(server, published, local, 1)
+        await client.update(local)
+        await client.pause("abort")
+        body = {} if tags is None else {"tags": tags}
+        await client.done("/release_memory_occupation", **body)
+        await pulled(server, published, local, 2)
+        await client.done("/resume_memory_occupation", **body)
+        assert (await client.update(local))["mode"] == mode
+        await client.resume()
+        assert await seen(client) == published.fresh[1]
+
+
 async def server_metrics(server: InProcess) -> tuple[int, str]:
     reply = await server.client.call("GET", "/metrics")
     return reply.status_code, reply.text

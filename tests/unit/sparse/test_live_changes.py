@@ -217,3 +217,7 @@ def test_on_a_device_torch_does_the_same() -> None:
     assert live[::4].tolist() == [2**40 + 1] * 10
     spot.put_back()
     assert torch.equal(live, torch.arange(40))
+    # All of it is one job, for the thread that runs the model.
+    host = list(spots_of(torch.arange(8), np.arange(2), np.zeros(2, np.int64), width=8))
+    changes = LiveChanges([spot, *host, spot], tensors=2)
+    assert (len(changes.writes()), len(LiveChanges([spot, spot], tensors=2).writes())) == (2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable
@@ -378,6 +379,25 @@ async def test_cancelled_while_it_is_staged(tmp_path: Path) -> None:
         served.assert_serves(trainer.states[0])
         served.engine.looked = anyio.lowlevel.checkpoint
         assert (await served.load()).commit_mode == "sparse"
+        served.assert_serves(trainer.states[1])
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 4))
+async def test_cancelled_anywhere_it_is_all_old_or_all_new(tmp_path: Path, turns: int) -> None:
+    trainer = Trainer(tmp_path, state_of(1))
+    async with Served(trainer, tmp_path) as served:
+        await served.pull(0)
+        await served.load(version=0)
+        await served.pull(trainer.publish())
+        update = asyncio.create_task(served.load(version=1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        update.cancel()
+        await asyncio.wait([update])
+        live = int(str(served.controller.stamp.version))
+        served.assert_serves(trainer.states[live])
+        assert served.controller.queue.idle
+        await served.load(version=1)
         served.assert_serves(trainer.states[1])
 
 
