@@ -24,6 +24,9 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/\s@]+@")
 # nor move the cursor of whoever reads the log.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
+# Below this they write every header of HTTP/2, keys among them.
+_TELLS_HEADERS = "hpack"
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 Context = Callable[[], Mapping[str, object]]
@@ -88,6 +91,7 @@ def configure_logs(*, level: str, style: str) -> None:
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.getLogger(_TELLS_HEADERS).setLevel(max(root.level, logging.INFO))
     if style == "json":
         # Python writes these by itself, in lines that no program expects.
         logging.captureWarnings(True)

@@ -54,6 +54,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        BENCH_DIR.mkdir(exist_ok=True)  # nobody may have made a checkpoint there yet
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self.command,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from hotswap.errors import HotswapError
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import RequestError
-from hotswap.http.json_body import arguments, converted
+from hotswap.http.json_body import arguments, converted, read_body
 from hotswap.http.replies import Json
 from hotswap.http.schemas import FlushBody, NoBody, PauseBody, pause_mode
 from hotswap.http.served import served
@@ -48,7 +48,7 @@ async def flush_cache(request: Request) -> Response:
     serving = served(request)
     try:
         # Trainers post the arguments of another route to it: only its query counts.
-        await arguments(request, NoBody, limit_bytes=serving.settings.max_http_request_bytes)
+        await read_body(request.receive, limit_bytes=serving.settings.max_http_request_bytes)
         converted({**request.query_params}, FlushBody)
         cleared = await until_disconnect(request.receive, serving.commands.flush)
     except (HotswapError, RequestError) as error:

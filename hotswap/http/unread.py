@@ -23,6 +23,9 @@ class CloseUnread:
     to takes back what was sent. So the reply goes out whole, and then what still comes is
     swallowed: 64 MiB, 30 seconds and 2 of silence at most, and nothing once ``requests`` is
     closed, as the server goes down.
+
+    Later versions keep the connection, of which the request is a part; swallowing is for
+    hypercorn, which ends the whole of it when more comes behind the end of a reply.
     """
 
     def __init__(self, app: ASGIApp, *, requests: InFlightRequests) -> None:
@@ -31,10 +34,10 @@ class CloseUnread:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app, and add ``Connection: close`` where the body was not read whole."""
-        if scope["type"] != "http" or not _has_a_body(scope):
+        if scope["type"] != "http" or not _may_have_a_body(scope):
             await self._app(scope, receive, send)
             return
-        is_whole = False
+        is_whole, ends_connection = False, _is_first_version(scope)
 
         async def noting() -> Message:
             nonlocal is_whole
@@ -43,9 +46,10 @@ class CloseUnread:
             return message
 
         async def telling(message: Message) -> None:
-            if is_whole:
+            is_start = message["type"] == "http.response.start"
+            if is_whole or (is_start and not ends_connection):
                 await send(message)
-            elif message["type"] == "http.response.start":
+            elif is_start:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 await send({**message, "headers": headers})
             elif message.get("more_body", False):
@@ -70,8 +74,13 @@ class CloseUnread:
                 swallowed += len(message.get("body", b""))
 
 
-def _has_a_body(scope: Scope) -> bool:
-    if not str(scope.get("http_version")).startswith("1"):
-        return False
+def _is_first_version(scope: Scope) -> bool:
+    return str(scope.get("http_version")).startswith("1")
+
+
+def _may_have_a_body(scope: Scope) -> bool:
+    if not _is_first_version(scope):
+        # A body need not be told of there.
+        return True
     headers = {name.lower(): value for name, value in scope["headers"]}
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"

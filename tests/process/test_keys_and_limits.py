@@ -134,6 +134,26 @@ def test_a_long_body_without_a_key_is_still_a_401(keyed: ServerProcess) -> None:
         assert client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("key", ["", ADMIN], ids=["no-key", "key"])
+def test_what_comes_behind_a_refusal_over_http_2_ends_no_connection(
+    keyed: ServerProcess, key: str
+) -> None:
+    with httpx.Client(
+        base_url=keyed.base_url, http1=False, http2=True, timeout=30, trust_env=False
+    ) as client:
+        port = None
+        for _ in range(3):
+            reply = client.post(
+                "/continue_generation", content=b" " * 1_000_000, headers={"X-GR-API-Key": key}
+            )
+            assert (reply.http_version, reply.status_code) == ("HTTP/2", 413 if key else 401)
+            # Whatever else runs on the connection goes on.
+            here = reply.extensions["network_stream"].get_extra_info("client_addr")
+            assert port in (None, here)
+            port = here
+        assert client.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize("size", [LIMIT, LIMIT + 1, 3_000_000])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_past_the_limit_is_a_413(keyed: ServerProcess, size: int, chunked: bool) -> None:

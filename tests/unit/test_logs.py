@@ -27,6 +27,7 @@ def bare_root() -> Iterator[logging.Logger]:
     """The root logger as a new process has it; pytest's handlers are put back."""
     root = logging.getLogger()
     handlers, level, hook = root.handlers[:], root.level, sys.excepthook
+    headers = logging.getLogger("hpack")
     root.handlers.clear()
     thread_hook = threading.excepthook
     try:
@@ -34,6 +35,7 @@ def bare_root() -> Iterator[logging.Logger]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+        headers.setLevel(logging.NOTSET)
         sys.excepthook, threading.excepthook = hook, thread_hook
         logging.captureWarnings(False)
 
@@ -160,3 +162,13 @@ def test_what_python_itself_would_write_is_json_too() -> None:
     assert thread["message"] == "uncaught ZeroDivisionError in worker"
     assert end["exception"].endswith("RuntimeError: the end")
     assert ran.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "least"), [("debug", logging.INFO), ("info", logging.INFO), ("error", logging.ERROR)]
+)
+def test_what_writes_headers_writes_none(level: str, least: int) -> None:
+    with bare_root():
+        configure_logs(level=level, style="text")
+
+        assert logging.getLogger("hpack.hpack").getEffectiveLevel() == least

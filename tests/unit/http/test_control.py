@@ -96,6 +96,16 @@ async def test_what_is_in_the_body_of_a_flush_changes_nothing(serving: Any, body
     assert serving.commands.calls == ["flush"]
 
 
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+@pytest.mark.parametrize("content", [b"garbage", b"[1]", b"{", b"\xff", b'{"a":1,"a":2}'])
+async def test_nor_need_it_be_json(serve: Any, dialect: str, content: bytes) -> None:
+    serving = serve(dialect=dialect)
+    reply = await serving.client.post("/flush_cache", content=content)
+
+    assert reply.status_code == 200
+    assert serving.commands.calls == ["flush"]
+
+
 async def test_flush_is_open_on_a_closed_server(serve: Any) -> None:
     serving = serve(allow_weight_update=False)
 
