@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -27,13 +27,14 @@ from hotswap.change_lines import fields_of, line_of
 from hotswap.command_queue import CommandQueue, Entry
 from hotswap.counters import Counters, outcome_of
 from hotswap.coverage import Coverage
-from hotswap.drain import Drain
+from hotswap.drain import Drain, PauseReport
 from hotswap.errors import IllegalCommand, ShuttingDown
 from hotswap.fetch import PreRead
 from hotswap.occupation import Occupation
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, LoadStrategy, Resettable
 from hotswap.state import (
+    Activity,
     Change,
     Command,
     Facts,
@@ -47,21 +48,15 @@ from hotswap.state import (
 from hotswap.stopped import StoppedWork
 from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
 from hotswap.uninterrupted import uninterrupted
+from hotswap.update_observers import UpdateObservers
 from hotswap.update_pipeline import UpdatePipeline
+from hotswap.update_sessions import UpdateSessions
 from hotswap.write_window import WriteWindow
 
 __all__ = ["Controller", "PauseReport"]
 
 _log = logging.getLogger("hotswap.state")
 _update_log = logging.getLogger("hotswap.update")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseReport:
-    """What a pause did: the mode in force, and how many requests it ended."""
-
-    mode: PauseMode
-    num_aborted: int
 
 
 class Controller:
@@ -83,14 +78,16 @@ class Controller:
         queue_wait_s: float = 30.0,
         while_paused: str = WhilePaused.REJECT,
         hold_s: float = 60.0,
+        session_timeout_s: float = 600.0,
     ) -> None:
         """``stamp`` and ``facts`` say what the engine booted with. ``queue_wait_s``
-        bounds the wait for other commands and for writes, ``hold_s`` that of requests."""
+        bounds the wait for other commands and for writes, ``hold_s`` that of requests;
+        a session that nothing comes for in ``session_timeout_s`` is over."""
         self._engine = engine
         self._changed_hooks = tuple(changed)
         self.queue: CommandQueue = CommandQueue(wait_s=queue_wait_s)
         self._drain: Drain | None = None
-        self._update_observers: list[Callable[[UpdateNews], None]] = []
+        self._observers = UpdateObservers()
         self._update_numbers = itertools.count(1)
         self._updates: dict[anyio.CancelScope, tuple[Attempt, anyio.Event]] = {}
         self._started = False
@@ -121,6 +118,9 @@ class Controller:
             window=self.writes,
         )
         self.coverage: Coverage = self._pipeline.coverage
+        self.sessions: UpdateSessions = UpdateSessions(
+            engine, commit=self.update, busy=self._what_runs, timeout_s=session_timeout_s
+        )
 
     def __repr__(self) -> str:
         return f"<Controller {self.machine.state} {self.stamp}>"
@@ -158,7 +158,7 @@ class Controller:
         What it raises is logged and changes nothing. State changes have
         ``machine.observe``.
         """
-        self._update_observers.append(observer)
+        self._observers.add(observer)
 
     def not_ready_reasons(self) -> list[str]:
         """Why a generation request would not run now; empty when it would."""
@@ -192,6 +192,7 @@ class Controller:
         await self.queue.close()
         for _, ended in tuple(self._updates.values()):
             await ended.wait()
+        self.sessions.close()
 
     async def pause(self, mode: PauseMode) -> PauseReport:
         """Stop forward passes, and requests in flight as ``mode`` says.
@@ -248,7 +249,7 @@ class Controller:
         UpdateRolledBack, UpdateFailed (nothing is generated until a full update).
         """
         attempt = Attempt(
-            update=update, number=next(self._update_numbers), tell=self._tell_of_update
+            update=update, number=next(self._update_numbers), tell=self._observers.tell
         )
         try:
             attempt.enter(Phase.WAITING)
@@ -298,6 +299,7 @@ class Controller:
         Raises: IllegalCommand, InFlight, Busy, what the engine raised (weights not whole).
         """
         engine = self._engine
+        self.sessions.refuse_others()
         if not isinstance(engine, Resettable):
             raise IllegalCommand("this engine cannot reset its weights; send a full update instead")
         work = partial(engine.reset_weights, skipped)
@@ -312,6 +314,7 @@ class Controller:
         )
         if self._closing:
             raise shutting_down
+        self.sessions.refuse_others(attempt.update)
         with anyio.CancelScope() as scope:
             ended = anyio.Event()
             self._updates[scope] = (attempt, ended)
@@ -328,14 +331,12 @@ class Controller:
         self.counters.count_update(attempt.command, attempt.update.strategy, word)
         return word
 
-    def _tell_of_update(self, news: UpdateNews) -> None:
-        for observer in self._update_observers:
-            try:
-                observer(news)
-            except Exception:
-                _log.exception(
-                    "an observer failed on update %d %s", news.number, news.outcome or news.phase
-                )
+    def _what_runs(self) -> str | None:
+        """What changes the weights now, so that no session may begin."""
+        if self._updates:
+            return "an update runs"
+        busy = self.machine.facts.busy is Activity.UPDATING
+        return f"{self.queue.running} runs" if busy else None
 
     def _begin_drain(self, mode: PauseMode, entry: Entry) -> Drain:
         """Start the pause in a task that holds the entry and keeps admission closed."""

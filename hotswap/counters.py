@@ -44,7 +44,8 @@ class Counters:
     ``commands``: (command, outcome), outcome being ``done``, ``overtaken``, or
     one of those of ``updates``. ``updates``: (strategy, outcome), outcome being
     ``committed``, ``rolled_forward``, ``rejected``, ``rolled_back``, ``failed``,
-    ``refused``, ``dropped`` (by a shutdown) or ``cancelled``. ``states``: how often
+    ``refused``, ``dropped`` (by a shutdown), ``cancelled``, or ``empty`` (a push without a
+    tensor, which changes nothing). ``states``: how often
     each state was entered.
     """
 

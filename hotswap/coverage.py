@@ -6,9 +6,9 @@ Rules:
   weight; then they have been one whole push, and the next chunk begins another.
 * A full update ends the count, and so does whatever leaves the weights not whole: from then
   on only later chunks count.
-* Nothing in a chunk says which push it belongs to. One that comes again after the last of its
-  push begins the next count, and a push that its sender leaves without a word goes on in the
-  next one: senders end such a push with a full update.
+* The version of a chunk says which push it belongs to: one of another version begins another
+  count, and what the push before it has covered counts no more. A chunk without a version goes
+  on with the count there is. One that comes again after the last of its push begins the next.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Coverage:
     def __init__(self, required: Iterable[str]) -> None:
         self._required = frozenset(required)
         self._covered: frozenset[str] = frozenset()
+        self._version: str | None = None
 
     def __repr__(self) -> str:
         return f"<Coverage {self.covered} of {self.of}>"
@@ -49,18 +50,26 @@ class Coverage:
         """Whether a push has been begun and not ended: old and new weights stand together."""
         return bool(self._covered)
 
-    def completed_by(self, plan: Plan) -> bool:
-        """Whether all weights are covered once ``plan`` has been written too."""
-        return self._with(plan) == self._required
+    @property
+    def version(self) -> str | None:
+        """The version of the push that has been begun, where its chunks have one."""
+        return self._version
 
-    def add(self, plan: Plan) -> None:
-        """``plan`` has been written."""
-        covered = self._with(plan)
-        self._covered = frozenset() if covered == self._required else covered
+    def completed_by(self, plan: Plan, *, version: str | None = None) -> bool:
+        """Whether all weights are covered once ``plan``, of ``version``, has been written too."""
+        return self._with(plan, version) == self._required
+
+    def add(self, plan: Plan, *, version: str | None = None) -> None:
+        """``plan`` of ``version`` has been written."""
+        covered = self._with(plan, version)
+        if covered == self._required:
+            self.clear()
+        else:
+            self._covered, self._version = covered, version or self._version
 
     def clear(self) -> None:
         """Begin again."""
-        self._covered = frozenset()
+        self._covered, self._version = frozenset(), None
 
     def note_change(self, change: Change) -> None:
         """An observer of the machine: what overwrites or releases the weights takes what chunks
@@ -71,5 +80,8 @@ class Coverage:
         if is_reset or is_lost or change.outcome is Outcome.TORN:
             self.clear()
 
-    def _with(self, plan: Plan) -> frozenset[str]:
-        return self._covered | (self._required - set(plan.missing))
+    def _with(self, plan: Plan, version: str | None) -> frozenset[str]:
+        written = self._required - set(plan.missing)
+        if version is not None and self._version is not None and version != self._version:
+            return written
+        return self._covered | written

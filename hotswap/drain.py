@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -16,7 +17,15 @@ from hotswap.errors import CommandError, Overtaken, ShuttingDown
 from hotswap.seams import Engine
 from hotswap.types import PauseMode
 
-__all__ = ["Drain"]
+__all__ = ["Drain", "PauseReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseReport:
+    """What a pause did: the mode in force, and how many requests it ended."""
+
+    mode: PauseMode
+    num_aborted: int
 
 
 class Drain:

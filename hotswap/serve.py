@@ -131,6 +131,7 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
             stamp=stamp,
             while_paused=paused_policy(settings),
             hold_s=settings.hold_s,
+            session_timeout_s=settings.session_timeout_s,
         )
         async with controller:
             app = create_app(

@@ -43,6 +43,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 _RANGES: Mapping[str, tuple[float, float]] = {
     "port": (0, 65535),
     "hold_s": (0, math.inf),
+    "session_timeout_s": (0.001, math.inf),
     "generate_timeout_s": (0, math.inf),
     "graceful_s": (0, 3600),
     "pull_threads": (0, 256),
@@ -79,6 +80,7 @@ class Settings:
     """What one server was told.
 
     ``hold_s`` bounds how long ``while_paused="hold"`` keeps a request waiting,
+    ``session_timeout_s`` how long a session of pushes may lie abandoned,
     ``generate_timeout_s`` how long anything keeps a reply waiting (0: nothing does, None:
     as the dialect has it), ``graceful_s`` how long requests may take to end at a shutdown.
     ``plugin_options`` has the value of every plug-in option by its name.
@@ -96,6 +98,7 @@ class Settings:
     dialect: str = "gr"
     while_paused: str = "auto"
     hold_s: float = 60.0
+    session_timeout_s: float = 600.0
     generate_timeout_s: float | None = None
     allow_weight_update: bool = False
     api_key: ApiKey | None = None
@@ -186,6 +189,7 @@ _HELP: Mapping[str, str] = {
     "while_paused": "what a request meets during a pause: reject (a 503), hold, or auto: "
     "reject in the dialect gr, hold in sglang",
     "hold_s": "longest hold in seconds; a 503 after it",
+    "session_timeout_s": "seconds after its last chunk until an update session is over",
     "generate_timeout_s": "longest wait in seconds for a reply, or for the next event of a "
     "stream; a 504 after it, 0 waits for ever; 300 by default in the dialect gr, 0 in sglang",
     "allow_weight_update": "serve the routes that control the server, change and show weights",

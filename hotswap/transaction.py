@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
@@ -59,13 +59,22 @@ class Transaction:
     Use it as ``async with``: leaving the block aborts what was not committed and
     frees all staging memory. *staged* payloads are copied by ``write`` and may go
     when it returns; *direct* ones must stay valid until ``commit`` returns, and the
-    engine must be paused from the first ``write`` on.
+    engine must be paused from the first ``write`` on. Staged payloads that are ``resident``
+    are not copied: they are memory, and must stay valid and unchanged until ``commit`` returns.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, *, mode: LoadMode = LoadMode.STAGED) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        *,
+        mode: LoadMode = LoadMode.STAGED,
+        resident: bool = False,
+    ) -> None:
         self._engine = engine
         self._plan = plan
         self._mode = mode
+        self._resident = resident
         self._delivery = Delivery(plan)
         self._staging: Staging | None = None
         self._held: list[tuple[str, Payload]] = []
@@ -96,6 +105,13 @@ class Transaction:
     def bytes_applied(self) -> int:
         """Their bytes in the live dtype."""
         return self._delivery.arrived_bytes
+
+    @property
+    def staged(self) -> Mapping[str, Payload]:
+        """What a commit would write by now, as the plan names it; valid until the end."""
+        if self._staging is not None:
+            return self._staging.tensors
+        return {name: held for name, held in self._held if name not in self._delivery.copies}
 
     @property
     def held_so_far(self) -> tuple[int, int]:
@@ -186,6 +202,11 @@ class Transaction:
     async def _stage(self, bucket: Bucket) -> None:
         wanted = self._delivery.accept(bucket)
         try:
+            if self._resident:
+                self._held.extend(wanted)
+                if not self._ties_checked and not self._delivery.awaits_ties:
+                    await self._check_held_ties()
+                return
             with _source_faults():
                 if self._staging is None:
                     self._staging = Staging(self._plan.specs.values())
@@ -232,8 +253,7 @@ class Transaction:
         self._ties_checked = True
 
     async def _commit_staged(self, stamp: WeightStamp) -> None:
-        assert self._staging is not None  # something was planned, and all of it came
-        bucket = list(self._staging.tensors.items())
+        bucket = list(self.staged.items())
         self._touched = True
         try:
             await self._apply(bucket, stamp)

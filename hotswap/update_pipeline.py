@@ -42,6 +42,7 @@ from hotswap.types import (
 )
 from hotswap.uninterrupted import on_worker_thread, uninterrupted
 from hotswap.weights.reserve import Reserve
+from hotswap.wire.strategy import PUSHED, PushStrategy, comes_in_order
 from hotswap.write_window import WriteWindow
 from hotswap.writes import Writing, flush_after_commit, outcome_after, write_everything
 
@@ -73,6 +74,7 @@ class UpdatePipeline:
         self._machine = machine
         self._queue = queue
         self._strategies = strategies
+        self._push = PushStrategy()
         self._placement = placement
         self._pre_read = pre_read
         self._window = window
@@ -95,13 +97,17 @@ class UpdatePipeline:
         """Run one update. Raises: CommandError and UpdateRejected (weights untouched),
         UpdateRolledBack, UpdateFailed (weights not whole)."""
         update = attempt.update
-        strategy = strategy_named(update.strategy, self._strategies)
+        pushed = update.strategy == PUSHED
+        strategy = self._push if pushed else strategy_named(update.strategy, self._strategies)
         if self._queue.idle:
             # Otherwise a command ahead may change the answer; it is asked again in turn.
             attempt.command = update_command(self._machine.facts)
             self._machine.check(attempt.command, self._situation(update))
-        await run_pre_read(self._pre_read, update)
-        run = self._run_direct if update.mode is LoadMode.DIRECT else self._run_staged
+        if not pushed:
+            # A push comes from no place that a hook could wait for.
+            await run_pre_read(self._pre_read, update)
+        resident = (pushed and not comes_in_order(update)) or update.mode is LoadMode.DIRECT
+        run = self._run_resident if resident else self._run_staged
         try:
             try:
                 return await run(attempt, strategy)
@@ -166,8 +172,10 @@ class UpdatePipeline:
             attempt.fill(plan, found)
         return found
 
-    async def _run_direct(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
-        """Pause first, then write buckets as they come, then let the source go."""
+    async def _run_resident(self, attempt: Attempt, strategy: LoadStrategy) -> UpdateReport:
+        """Write out of the source itself, and let it go afterwards: the only copy that is made
+        is the one into the weights. Staged, the source is memory already, which outlives the
+        commit; *direct*, buckets are written as they come."""
         update = attempt.update
         report: UpdateReport | None = None
         try:
@@ -176,18 +184,29 @@ class UpdatePipeline:
                 with rejecting(f"planning {update.source!r}"):
                     plan = await self._plan(stage, update)
                     sparse = await self._sparse(attempt, stage, plan)
-                attempt.staged = time.perf_counter()
                 if sparse is not None:
+                    attempt.staged = time.perf_counter()
                     report = await self._change_weights(attempt, plan, sparse)
                 else:
-                    async with Transaction(self._engine, plan, mode=LoadMode.DIRECT) as transaction:
-                        attempt.fill(plan, transaction)
-                        report = await self._change_weights(attempt, plan, transaction, buckets)
+                    report = await self._write_resident(attempt, plan, buckets)
         except UpdateRejected:
             if report is None:
                 raise
             _log.exception("the weights of %r are live, but it was not released", update.source)
         return report
+
+    async def _write_resident(self, attempt: Attempt, plan: Plan, buckets: Buckets) -> UpdateReport:
+        mode = attempt.update.mode
+        direct = mode is LoadMode.DIRECT
+        async with Transaction(self._engine, plan, mode=mode, resident=not direct) as transaction:
+            attempt.fill(plan, transaction)
+            if not direct:
+                attempt.enter(Phase.STAGING)
+                await _stage_everything(transaction, plan, buckets)
+            attempt.staged = time.perf_counter()
+            return await self._change_weights(
+                attempt, plan, transaction, buckets if direct else None
+            )
 
     async def _plan(self, stage: Stage, update: Update) -> Plan:
         return await on_worker_thread(self._engine.plan, stage.manifest, update.scope)
@@ -287,7 +306,7 @@ class UpdatePipeline:
 
     def _count(self, update: Update, plan: Plan, outcome: Outcome) -> None:
         if outcome is Outcome.DONE and update.chunk:
-            self.coverage.add(plan)
+            self.coverage.add(plan, version=update.version)
         elif outcome is Outcome.DONE and update.scope is Scope.FULL:
             self.coverage.clear()
 
@@ -306,7 +325,7 @@ class UpdatePipeline:
         in_flight = self._engine.in_flight
         full = update.scope is Scope.FULL
         if update.chunk and plan is not None:
-            full = self.coverage.completed_by(plan)
+            full = self.coverage.completed_by(plan, version=update.version)
         return Situation(
             in_flight=in_flight.total,
             holding_kv=in_flight.holding_kv,

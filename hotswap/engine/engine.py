@@ -27,6 +27,7 @@ from hotswap.engine.threaded import ThreadedEngine
 from hotswap.engine.tokenizer import TextCodec, load_codec
 from hotswap.seams import GenerateRequest, Plan
 from hotswap.types import EngineLoad, InFlightCounts, Manifest, Scope, WeightStamp
+from hotswap.wire.devices import uuid_of
 
 __all__ = ["EmbeddedEngine"]
 
@@ -191,6 +192,11 @@ class EmbeddedEngine(ThreadedEngine[EngineSteps]):
     def in_flight(self) -> InFlightCounts:
         """Requests from ``submit`` to their last chunk."""
         return self._ledger.counts
+
+    @property
+    def device_uuid(self) -> str | None:
+        """By which pushes to the device of the weights are labelled; None on the CPU."""
+        return uuid_of(self._kv_shape.device)
 
     @property
     def cache_stats(self) -> CacheStats:

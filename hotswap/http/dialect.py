@@ -89,6 +89,10 @@ class Dialect(Protocol):
         """The message of an update from ``source``; ``version`` None when none was sent."""
         ...
 
+    def pushed(self, *, version: str | None) -> str:
+        """The message of a push; ``version`` None when none was sent."""
+        ...
+
     def flushed(self, entries: int) -> Response:
         """The reply of a flush that dropped ``entries``."""
         ...

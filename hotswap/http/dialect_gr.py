@@ -69,6 +69,10 @@ class GrDialect:
         """One sentence, whatever the version."""
         return "Succeeded to update model weights from disk."
 
+    def pushed(self, *, version: str | None) -> str:
+        """One sentence, whatever the version."""
+        return "Succeeded to update model weights from tensor."
+
     def flushed(self, entries: int) -> Response:
         """JSON."""
         return Json({"success": True, "entries_cleared": entries, "message": "Cache flushed."})

@@ -120,8 +120,11 @@ class SglangDialect:
 
     def updated(self, *, source: str, version: str | None) -> str:
         """Tells of the version when one was sent."""
-        told = "" if version is None else f" Weight version updated to {version}."
-        return f"Succeeded to update model weights.{told}"
+        return f"Succeeded to update model weights.{_told(version)}"
+
+    def pushed(self, *, version: str | None) -> str:
+        """A word, and the version when one was sent."""
+        return f"Success{_told(version)}"
 
     def flushed(self, entries: int) -> Response:
         """A text, which some clients compare."""
@@ -151,3 +154,7 @@ class SglangDialect:
                 "retryable": bool(getattr(error, "retryable", False)),
             }
         }
+
+
+def _told(version: str | None) -> str:
+    return "" if version is None else f" Weight version updated to {version}."

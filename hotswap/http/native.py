@@ -25,7 +25,7 @@ async def state(request: Request) -> Response:
             "reasons": not_ready(serving),
             "weights": weights_body(serving),
             "updates": serving.commands.updates,
-            "session": serving.session.shown(),
+            "session": serving.commands.sessions.shown(),
             "in_flight": serving.engine.in_flight,
             # Flat over many updates, or something leaks.
             "tasks": len(asyncio.all_tasks()),

@@ -73,7 +73,6 @@ _SUBMITTED = _object(
     {"text": _TEXT, "output_ids": _list(_COUNT), "meta_info": _ANY_OBJECT},
 )
 _ROW = _object({"request_id": _TEXT, "state": _TEXT, "route": {"enum": ["generate", "submit"]}})
-_DONE = _object({"success": {"const": True}, "message": _TEXT})
 # An object in one dialect, null in the other.
 _MOVED: Schema = {
     "anyOf": [
@@ -104,28 +103,38 @@ _MACHINE: Mapping[str, Schema] = {
     "updates": _list(_ANY_OBJECT),
     "in_flight": _object({"running": _COUNT, "waiting": _COUNT, "holding_kv": _COUNT}),
 }
-_UPDATED = _object(
+_SAID: Mapping[str, Schema] = {"success": {"const": True}, "message": _TEXT}
+_COST: Mapping[str, Schema] = {
+    "tensors_loaded": _COUNT,
+    "flushed_cache": _BOOL,
+    "entries_cleared": _COUNT,
+    "num_aborted_requests": _COUNT,
+    "num_paused_requests": _COUNT,
+    **_STAMP,
+    "elapsed_ms": _NUMBER,
+    "staged_ms": _NUMBER,
+    "paused_ms": _NUMBER,
+    "bytes": _COUNT,
+    "mode": {"enum": ["full", "sparse"]},
+    "load_mode": {"enum": ["staged", "direct"]},
+    "elements_moved": _COUNT,
+    "missing": _list(_TEXT),
+    "unknown": _list(_TEXT),
+}
+_UPDATED = _object({**_SAID, "model_dir": _TEXT, **_COST})
+_SENT = _object(
     {
-        "success": {"const": True},
-        "message": _TEXT,
-        "model_dir": _TEXT,
-        "tensors_loaded": _COUNT,
-        "flushed_cache": _BOOL,
-        "entries_cleared": _COUNT,
-        "num_aborted_requests": _COUNT,
-        "num_paused_requests": _COUNT,
-        **_STAMP,
-        "elapsed_ms": _NUMBER,
-        "staged_ms": _NUMBER,
-        "paused_ms": _NUMBER,
-        "bytes": _COUNT,
-        "mode": {"enum": ["full", "sparse"]},
-        "load_mode": {"enum": ["staged", "direct"]},
-        "elements_moved": _COUNT,
-        "missing": _list(_TEXT),
-        "unknown": _list(_TEXT),
-    }
+        **_SAID,
+        **_COST,
+        "num_missing": _COUNT,
+        "coverage": _OBJECT_OR_NULL,
+        "update_id": _TEXT_OR_NULL,
+        "staged": _BOOL,
+    },
+    {"repeated": _COUNT},
 )
+_DONE = _object(_SAID)
+_BEGUN = _object({**_SAID, "update_id": _TEXT})
 _PULLED = _object(
     {
         "success": {"const": True},
@@ -222,8 +231,13 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
             "num_aborted_requests": _COUNT,
         }
     ),
-    "/begin_weight_update": _DONE,
-    "/end_weight_update": _DONE,
+    "/update_weights_from_tensor": _SENT,
+    "/begin_weight_update": _BEGUN,
+    # What it cost is there where chunks were committed.
+    "/end_weight_update": _object({**_SAID, "num_updates": _COUNT, "update_id": _TEXT}, _COST),
+    "/hotswap/v1/begin": _BEGUN,
+    "/hotswap/v1/commit": _object({**_SAID, **_COST, "update_id": _TEXT}),
+    "/hotswap/v1/abort": _object({**_SAID, "update_id": _TEXT_OR_NULL, "aborted": _BOOL}),
     "/release_memory_occupation": _MOVED,
     "/resume_memory_occupation": _MOVED,
     "/post_process_weights": _DONE,

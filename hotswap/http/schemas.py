@@ -16,6 +16,7 @@ from hotswap.types import PauseMode
 
 __all__ = [
     "INNER_BODIES",
+    "MAX_LABEL_CHARACTERS",
     "CheckerBody",
     "DiskUpdateBody",
     "FlushBody",
@@ -24,11 +25,11 @@ __all__ = [
     "PauseBody",
     "RelabelBody",
     "SamplingBody",
-    "SessionBody",
     "WeightByNameBody",
     "label",
     "pause_mode",
     "sample_seed",
+    "swap_mode",
 ]
 
 Count = Annotated[int, Meta(ge=0)]
@@ -40,7 +41,7 @@ _MAX_STOP_TOKEN_IDS = 4096
 
 # Both come back in every reply, and in every event of a stream.
 _MAX_RID_CHARACTERS = 512
-_MAX_LABEL_CHARACTERS = 4096
+MAX_LABEL_CHARACTERS = 4096
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Rid = Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)]
@@ -163,8 +164,8 @@ class DiskUpdateBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str | None = None
     model_dir: str | None = None
-    strategy: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | None = None
-    weight_version: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | int | None = None
+    strategy: Annotated[str, Meta(max_length=MAX_LABEL_CHARACTERS)] | None = None
+    weight_version: Annotated[str, Meta(max_length=MAX_LABEL_CHARACTERS)] | int | None = None
     token_step: int | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False
@@ -184,9 +185,7 @@ class DiskUpdateBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def swap_mode(self) -> PauseMode | None:
         """How requests in flight are met. Raises: RequestInvalid."""
-        if self.abort_all_requests:
-            return PauseMode.ABORT
-        return None if self.pause_mode is None else pause_mode(self.pause_mode, "pause_mode")
+        return swap_mode(self.pause_mode, abort=self.abort_all_requests)
 
 
 class WeightByNameBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,14 +207,8 @@ class CheckerBody(msgspec.Struct, frozen=True, kw_only=True):
 class RelabelBody(msgspec.Struct, frozen=True, kw_only=True):
     """``/update_weight_version``."""
 
-    new_version: Annotated[str, Meta(max_length=_MAX_LABEL_CHARACTERS)] | int
+    new_version: Annotated[str, Meta(max_length=MAX_LABEL_CHARACTERS)] | int
     abort_all_requests: bool = True
-
-
-class SessionBody(msgspec.Struct, frozen=True, kw_only=True):
-    """``/begin_weight_update``. There is no draft model to select."""
-
-    selector: Literal["all", "target"] = "all"
 
 
 def sample_seed(seed: int | None, sample: int) -> int | None:
@@ -240,3 +233,13 @@ def pause_mode(value: str, field: str) -> PauseMode:
     except ValueError as error:
         wanted = ", ".join(PauseMode)
         raise RequestInvalid(f"{field} is {value!r}, wanted one of: {wanted}") from error
+
+
+def swap_mode(mode: str | None, *, abort: bool) -> PauseMode | None:
+    """How an update meets requests in flight: as ``mode`` says, or (``abort``) by ending them.
+
+    None refuses beside them. Raises: RequestInvalid.
+    """
+    if abort:
+        return PauseMode.ABORT
+    return None if mode is None else pause_mode(mode, "pause_mode")

@@ -19,13 +19,13 @@ from hotswap.http.event_stream import STALL_S
 from hotswap.http.in_flight import InFlightRequests
 from hotswap.http.observation import Observation
 from hotswap.http.submissions import Submissions
-from hotswap.http.update_session import WeightSession
 from hotswap.plugins import Plugins
 from hotswap.pulls import Puller
 from hotswap.seams import Engine, Inspector
 from hotswap.settings import Settings
-from hotswap.state import Machine
+from hotswap.state import Command, Machine
 from hotswap.types import EngineLoad, PauseMode, Placement, Update, UpdateReport, WeightStamp
+from hotswap.update_sessions import UpdateSessions
 from hotswap.weights.snapshot import WeightSnapshot
 
 __all__ = [
@@ -38,10 +38,12 @@ __all__ = [
     "Loaded",
     "Memory",
     "MovedMemory",
+    "OnDevice",
     "Paused",
     "Served",
     "Writes",
     "caches_of",
+    "device_uuid_of",
     "inspector_of",
     "load_of",
     "served",
@@ -83,6 +85,10 @@ class Counts(Protocol):
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Tables of counts."""
+        ...
+
+    def count_update(self, command: Command, strategy: str, outcome: str) -> None:
+        """Count one update."""
         ...
 
 
@@ -140,6 +146,11 @@ class Commands(Protocol):
     @property
     def coverage(self) -> Coverage:
         """How far the chunks of a push have come."""
+        ...
+
+    @property
+    def sessions(self) -> UpdateSessions:
+        """Chunks that are to become one update."""
         ...
 
     @property
@@ -210,6 +221,16 @@ class Describing(Protocol):
 
 
 @runtime_checkable
+class OnDevice(Protocol):
+    """An engine that knows which device it runs on."""
+
+    @property
+    def device_uuid(self) -> str | None:
+        """As CUDA spells it; None for a device without one."""
+        ...
+
+
+@runtime_checkable
 class Living(Protocol):
     """An engine that knows whether its own thread still runs."""
 
@@ -243,6 +264,11 @@ def caches_of(engine: Engine) -> object:
     return getattr(engine, "cache_stats", None)
 
 
+def device_uuid_of(engine: Engine) -> str | None:
+    """The UUID of the engine's device; None for an engine that does not say, or a CPU."""
+    return engine.device_uuid if isinstance(engine, OnDevice) else None
+
+
 def _one_thread() -> anyio.CapacityLimiter:
     # Encoding long texts must not take the cores, nor every worker thread; nor must scrapes.
     return anyio.CapacityLimiter(1)
@@ -253,7 +279,8 @@ class Served:
     """Everything that a route needs, for one app.
 
     ``encoders`` bounds how many threads turn long texts into tokens, ``scrapers`` how many
-    collect metrics. A client of a stream that reads nothing for ``stall_s`` counts as gone.
+    collect metrics, ``decoders`` how many pushed payloads are read at once. A client of a
+    stream that reads nothing for ``stall_s`` counts as gone.
     One that waits for ``patience_s`` (0: for ever) is told that nothing came.
     """
 
@@ -267,7 +294,7 @@ class Served:
     submissions: Submissions = field(default_factory=Submissions)
     encoders: anyio.CapacityLimiter = field(default_factory=_one_thread)
     scrapers: anyio.CapacityLimiter = field(default_factory=_one_thread)
-    session: WeightSession = field(default_factory=WeightSession)
+    decoders: anyio.CapacityLimiter = field(default_factory=_one_thread)
     snapshot: WeightSnapshot | None = None
     health_s: float = 20.0
     stall_s: float = STALL_S

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from hotswap._version import __version__
 from hotswap.http.replies import Json
 from hotswap.http.served import Describing, Served, caches_of, served
+from hotswap.http.update_replies import coverage_of
 
 __all__ = ["health", "model_info", "not_ready", "ready", "status", "weights_body"]
 
@@ -28,14 +29,13 @@ def not_ready(serving: Served) -> list[str]:
 def weights_body(serving: Served) -> dict[str, object]:
     """Which weights are live, what the last update cost, how far chunks of a push have come."""
     stamp, last = serving.commands.stamp, serving.commands.last_update
-    coverage = serving.commands.coverage
     return {
         "weight_version": stamp.version,
         "token_step": stamp.token_step,
         "weight_update_count": stamp.update_count,
         "weight_epoch": stamp.epoch,
         "last_weight_update_ms": None if last is None else last.elapsed_ms,
-        "coverage": {"covered": coverage.covered, "of": coverage.of} if coverage.begun else None,
+        "coverage": coverage_of(serving),
     }
 
 
@@ -78,6 +78,7 @@ async def status(request: Request) -> Response:
             "reasons": reasons,
             "weights": weights_body(serving),
             "updates": serving.commands.updates,
+            "session": serving.commands.sessions.shown(),
             "in_flight": serving.engine.in_flight,
             "http_requests": len(serving.requests),
             "counters": serving.commands.counters.as_dict(),

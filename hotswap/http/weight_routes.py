@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,13 +21,20 @@ from hotswap.http import (
 )
 from hotswap.http.occupation import occupation_routes
 from hotswap.http.pull_weights import PullBody, pull_weights
+from hotswap.http.push_bodies import (
+    SessionAbortBody,
+    SessionBeginBody,
+    SessionBody,
+    SessionCommitBody,
+    TensorUpdateBody,
+)
+from hotswap.http.push_tensors import update_weights_from_tensor
 from hotswap.http.routes import Kind, KindedRoute
 from hotswap.http.schemas import (
     CheckerBody,
     DiskUpdateBody,
     NoBody,
     RelabelBody,
-    SessionBody,
     WeightByNameBody,
 )
 
@@ -41,7 +49,6 @@ def weight_routes() -> list[KindedRoute]:
     lookup = partial(KindedRoute, kind=Kind.LOOKUP)
     post, get_or_post = ["POST"], ["GET", "POST"]
     update, relabel = weights.update_weights_from_disk, weight_version.update_weight_version
-    begin, end = weight_session.begin_weight_update, weight_session.end_weight_update
     show, check = weights.get_weights_by_name, weights_checker.weights_checker
     return [
         KindedRoute(
@@ -51,11 +58,17 @@ def weight_routes() -> list[KindedRoute]:
             methods=post,
             body=DiskUpdateBody,
         ),
+        KindedRoute(
+            "/update_weights_from_tensor",
+            update_weights_from_tensor,
+            kind=Kind.UPDATE,
+            methods=post,
+            body=TensorUpdateBody,
+        ),
         # It changes no weight: that is what the update from its directory does.
         control("/pull_weights", pull_weights, methods=post, body=PullBody),
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
-        control("/begin_weight_update", begin, methods=post, body=SessionBody),
-        control("/end_weight_update", end, methods=post, body=NoBody),
+        *_session_routes(),
         *occupation_routes(),
         lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),
         control("/weights_checker", check, methods=get_or_post, body=CheckerBody),
@@ -63,6 +76,21 @@ def weight_routes() -> list[KindedRoute]:
             lookup(path, weight_version.get_weight_version, methods=["GET"])
             for path in ("/get_weight_version", "/weight_version")
         ),
+    ]
+
+
+def _session_routes() -> list[KindedRoute]:
+    """Of miles, whose chunks name no session, and hotswap's own, whose chunks do."""
+    bodies: Mapping[str, tuple[Endpoint, type[msgspec.Struct]]] = {
+        "/begin_weight_update": (weight_session.begin_weight_update, SessionBody),
+        "/end_weight_update": (weight_session.end_weight_update, NoBody),
+        "/hotswap/v1/begin": (weight_session.begin, SessionBeginBody),
+        "/hotswap/v1/commit": (weight_session.commit, SessionCommitBody),
+        "/hotswap/v1/abort": (weight_session.abort, SessionAbortBody),
+    }
+    return [
+        KindedRoute(path, endpoint, kind=Kind.CONTROL, methods=["POST"], body=body)
+        for path, (endpoint, body) in bodies.items()
     ]
 
 

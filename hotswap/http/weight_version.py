@@ -12,6 +12,7 @@ from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.schemas import RelabelBody
 from hotswap.http.served import served
+from hotswap.update_session import Labels
 
 __all__ = ["get_weight_version", "update_weight_version"]
 
@@ -30,19 +31,29 @@ async def get_weight_version(request: Request) -> Response:
 
 
 async def update_weight_version(request: Request) -> Response:
-    """Give the live weights another version, between two updates and two forward passes."""
+    """Give the live weights another version, between two updates and two forward passes.
+
+    In a session of miles that has chunks it is theirs, from their commit on.
+    """
     serving = served(request)
     body = await arguments(
         request, RelabelBody, limit_bytes=serving.settings.max_http_request_bytes
     )
     version = str(body.new_version)
+    session = serving.commands.sessions.unnamed
+    if session is not None and not session.empty:
+        # miles names the weights that it has just pushed before it ends its session.
+        session.say(Labels(version=version))
+        return Json(_relabelled(version, aborted=0))
     relabel = partial(serving.commands.relabel, version, abort=body.abort_all_requests)
     aborted = await until_disconnect(request.receive, relabel)
-    return Json(
-        {
-            "success": True,
-            "message": f"Weight version updated to {version}",
-            "new_version": version,
-            "num_aborted_requests": aborted,
-        }
-    )
+    return Json(_relabelled(version, aborted=aborted))
+
+
+def _relabelled(version: str, *, aborted: int) -> dict[str, object]:
+    return {
+        "success": True,
+        "message": f"Weight version updated to {version}",
+        "new_version": version,
+        "num_aborted_requests": aborted,
+    }

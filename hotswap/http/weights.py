@@ -14,9 +14,10 @@ from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.schemas import DiskUpdateBody, WeightByNameBody, label
 from hotswap.http.served import inspector_of, served
+from hotswap.http.update_replies import report_body
 from hotswap.http.weight_rows import shown_rows
 from hotswap.plugins import Plugins, missing_strategy_message
-from hotswap.types import LoadMode, Update, UpdateReport
+from hotswap.types import LoadMode, Update
 
 __all__ = ["get_weights_by_name", "update_weights_from_disk"]
 
@@ -38,40 +39,15 @@ async def update_weights_from_disk(request: Request) -> Response:
     )
     report = await until_disconnect(request.receive, partial(serving.commands.update, update))
     serving.note_source(report.stamp.epoch, update.source)
-    serving.session.note_update()
+    serving.commands.sessions.note_update()
     message = serving.dialect.updated(source=update.source, version=update.version)
-    return Json({"message": message, "model_dir": update.source, **_report_body(report)})
+    return Json({"message": message, "model_dir": update.source, **report_body(report)})
 
 
 def _installed(strategy: str, plugins: Plugins) -> str:
     if strategy not in plugins.strategies:
         raise UpdateRejected(missing_strategy_message(strategy, plugins))
     return strategy
-
-
-def _report_body(report: UpdateReport) -> dict[str, object]:
-    """What every successful update says of itself."""
-    return {
-        "success": True,
-        "tensors_loaded": report.tensors_applied,
-        "flushed_cache": report.flushed_cache,
-        "entries_cleared": report.entries_cleared,
-        "num_aborted_requests": report.num_aborted_requests,
-        "num_paused_requests": report.num_paused_requests,
-        "weight_version": report.stamp.version,
-        "token_step": report.stamp.token_step,
-        "weight_update_count": report.stamp.update_count,
-        "weight_epoch": report.stamp.epoch,
-        "elapsed_ms": report.elapsed_ms,
-        "staged_ms": report.staged_ms,
-        "paused_ms": report.paused_ms,
-        "bytes": report.bytes_applied,
-        "mode": report.commit_mode,
-        "load_mode": report.load_mode,
-        "elements_moved": report.elements_moved,
-        "missing": report.missing,
-        "unknown": report.unknown,
-    }
 
 
 async def get_weights_by_name(request: Request) -> Response:

@@ -11,7 +11,9 @@ from hotswap.attempt import UpdateNews
 from hotswap.coverage import Coverage
 from hotswap.occupation import TAGS, MemoryMoved
 from hotswap.state import Command, Machine, Outcome, Situation
+from hotswap.testing.fakes import FakeEngine, fake_weights
 from hotswap.types import LoadMode, PauseMode, Update, UpdateReport, WeightStamp
+from hotswap.update_sessions import UpdateSessions
 from hotswap.write_window import WriteWindow
 
 __all__ = ["FakeAdmission", "FakeCommands", "FakeMemory", "FakePause"]
@@ -27,11 +29,18 @@ class FakePause:
 
 @dataclass(slots=True, kw_only=True)
 class FakeCounters:
-    """No counts."""
+    """No counts but those of ``count_update``."""
+
+    updates: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Empty tables."""
-        return {"commands": {}, "updates": {}, "states": {}}
+        """What was counted by hand, and empty tables."""
+        return {"commands": {}, "updates": dict(self.updates), "states": {}}
+
+    def count_update(self, command: Command, strategy: str, outcome: str) -> None:
+        """Count it."""
+        key = f"{strategy}/{outcome}"
+        self.updates[key] = self.updates.get(key, 0) + 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +118,10 @@ class FakeCommands:
     updates: list[dict[str, object]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     observers: list[Callable[[UpdateNews], None]] = field(default_factory=list)
+    sessions: UpdateSessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sessions = UpdateSessions(FakeEngine(fake_weights(0.0)), commit=self.update)
 
     def observe_updates(self, observer: Callable[[UpdateNews], None]) -> None:
         """Remember ``observer``, for the test to call."""
@@ -136,6 +149,7 @@ class FakeCommands:
 
     async def update(self, update: Update) -> UpdateReport:
         """Commit at once."""
+        self.sessions.refuse_others(update)
         await self._run("update")
         self.received.append(update)
         self.stamp = WeightStamp(

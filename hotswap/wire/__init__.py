@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from hotswap.wire.bucket import FLATTENED, Sent, decode
 from hotswap.wire.budget import Budget, Limits
+from hotswap.wire.pushed import Pushed
 from hotswap.wire.ranks import chosen, payload_bytes
+from hotswap.wire.received import Received
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.segments import opened
 from hotswap.wire.sending import flattened_bucket, named_tensors, per_rank
@@ -22,6 +24,8 @@ __all__ = [
     "Limits",
     "PayloadRefused",
     "PushStrategy",
+    "Pushed",
+    "Received",
     "Sent",
     "SentTensor",
     "SharedStorage",

@@ -6,7 +6,7 @@ Source of the shapes: sglang's ``tensor_bucket.py`` and ``LocalSerializedTensor`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from hotswap.wire.expected import (
     items_of,
     numbers_of,
 )
+from hotswap.wire.named import named_segments
 from hotswap.wire.names import Known
 from hotswap.wire.reader import read
 from hotswap.wire.records import Call, Value
@@ -73,23 +74,31 @@ def decode(
     value = read(payload, budget)
     storages = set[Storage]()
     named: Iterator[tuple[str, SentTensor]]
-    if load_format == FLATTENED:
-        flat, metadata = _bucket(value)
-        storages.add(flat.storage)
-        named = (_slice(entry, flat) for entry in metadata)
-    else:
-        named = _listed(value, rank=rank, world_size=world_size, budget=budget)
-    tensors = _by_name(named)
-    storages.update(tensor.storage for tensor in tensors.values())
-    return Sent(
-        tensors=tensors,
-        segments=frozenset(held for held in storages if isinstance(held, SharedStorage)),
-    )
+    try:
+        if load_format == FLATTENED:
+            flat, metadata = _bucket(value)
+            storages.add(flat.storage)
+            named = (_slice(entry, flat) for entry in metadata)
+        else:
+            named = _listed(value, rank=rank, world_size=world_size, budget=budget)
+        tensors = _by_name(named, storages)
+    except PayloadRefused as refusal:
+        refusal.segments = named_segments(value) | _shared(storages)
+        raise
+    return Sent(tensors=tensors, segments=_shared(storages))
 
 
-def _by_name(named: Iterator[tuple[str, SentTensor]]) -> dict[str, SentTensor]:
+def _shared(storages: Iterable[Storage]) -> frozenset[SharedStorage]:
+    return frozenset(held for held in storages if isinstance(held, SharedStorage))
+
+
+def _by_name(
+    named: Iterator[tuple[str, SentTensor]], storages: set[Storage]
+) -> dict[str, SentTensor]:
+    """What is sent, by name; its memory is added to ``storages``."""
     tensors: dict[str, SentTensor] = {}
     for name, tensor in named:
+        storages.add(tensor.storage)
         if name in tensors:
             raise PayloadRefused(f"tensor {shown(name)} is sent twice, wanted once")
         tensors[name] = tensor

@@ -16,11 +16,17 @@ from hotswap.wire.ranks import same_device
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import CudaStorage, SentTensor
 
-__all__ = ["device_index", "on_device", "seen_through"]
+__all__ = ["device_index", "on_device", "seen_through", "uuid_of"]
 
 
 def device_index(device: int | str, uuids: Sequence[str]) -> int:
-    """Which of the devices of these ``uuids`` a handle is of. Raises: PayloadRefused."""
+    """Which of the devices of these ``uuids`` a handle is of. Raises: PayloadRefused.
+
+    An index is the sender's own. With one device here it can mean no other: CUDA refuses the
+    handle if it does. With several it counts as it is, for senders that see what this sees.
+    """
+    if isinstance(device, int) and len(uuids) == 1:
+        return 0
     if isinstance(device, int) and device < len(uuids):
         return device
     found = [i for i, uuid in enumerate(uuids) if same_device(str(device), uuid)]
@@ -73,6 +79,13 @@ def seen_through(tensor: SentTensor, storage: torch.UntypedStorage) -> torch.Ten
     if tensor.offset_bytes % tensor.dtype.itemsize:
         piece = piece.clone()
     return piece.view(tensor.dtype).as_strided(tensor.shape, tensor.strides)
+
+
+def uuid_of(device: torch.device) -> str | None:
+    """The UUID of ``device`` as CUDA spells it; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _uuids() -> list[str]:

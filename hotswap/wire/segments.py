@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from hotswap.wire.devices import on_device
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import SentTensor, SharedStorage
 
-__all__ = ["HEADER_BYTES", "SHARED_MEMORY", "StridedTensor", "opened"]
+__all__ = ["HEADER_BYTES", "SHARED_MEMORY", "StridedTensor", "let_go", "opened"]
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where torch keeps its segments."""
@@ -102,6 +103,12 @@ def _segment(folder: Folder, storage: SharedStorage) -> Iterator[OpenFile]:
             _let_go(folder.path / storage.name)
 
 
+def let_go(segments: Iterable[SharedStorage], *, directory: Path = SHARED_MEMORY) -> None:
+    """Give back the references of ``segments`` that nobody is going to read. Any thread."""
+    for name in {storage.name for storage in segments}:
+        _let_go(directory / name)
+
+
 def _let_go(path: Path) -> None:
     """Give back the reference that came with the handle, or remove what nobody owns.
 
@@ -109,11 +116,13 @@ def _let_go(path: Path) -> None:
     once. The last reference is never taken: it is the owner's.
     """
     with contextlib.suppress(OSError):
-        if not _lives(int(path.name.split("_")[1])):
-            path.unlink()
-            return
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return
+            if not _lives(int(path.name.split("_")[1])):
+                path.unlink()
+                return
             users = int.from_bytes(os.pread(fd, 4, 0), "little", signed=True)
             if users > 1:
                 before = os.fstat(fd)

@@ -25,7 +25,7 @@ from hotswap.wire.names import Known, spelled
 from hotswap.wire.records import Call, Fields, Items, Value
 from hotswap.wire.segments import HEADER_BYTES, SHARED_MEMORY
 
-__all__ = ["flattened_bucket", "named_tensors", "per_rank"]
+__all__ = ["check_room", "flattened_bucket", "named_tensors", "per_rank"]
 
 LOCAL_MODULE = spelled(Known.LOCAL)[0]
 """Where sglang has had ``LocalSerializedTensor`` since 0.5.16."""
@@ -127,7 +127,7 @@ def _shared(
     size_bytes = math.prod(shape) * dtype.itemsize
     tensor = torch.empty(shape, dtype=dtype)
     if size_bytes:
-        _check_room(size_bytes)
+        check_room(size_bytes)
         storage = torch.UntypedStorage._new_using_filename_cpu(size_bytes)
         manager, handle, _ = storage._share_filename_cpu_()
         tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, tensor.stride())
@@ -143,7 +143,8 @@ def _shared(
     return tensor, Call(Known.REBUILD_TENSOR, _tuple(Known.TENSOR, typed, layout))
 
 
-def _check_room(size_bytes: int) -> None:
+def check_room(size_bytes: int) -> None:
+    """Raises: OSError when ``/dev/shm`` has no room for a segment of ``size_bytes``."""
     # torch fills the segment page by page, and a page too many is a SIGBUS.
     room = os.statvfs(SHARED_MEMORY)
     free = room.f_bavail * room.f_frsize

@@ -7,7 +7,8 @@ ends, before anybody is told how it has.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from typing import TypeGuard
 
 import anyio.to_thread
 
@@ -20,34 +21,41 @@ from hotswap.types import (
     Payload,
     Placement,
     Scope,
-    TensorSpec,
     Update,
 )
 from hotswap.uninterrupted import own_threads, uninterrupted
+from hotswap.weights.pieces import spec_of
 from hotswap.wire.bucket import Sent
+from hotswap.wire.pushed import Pushed
 from hotswap.wire.segments import opened
 
-__all__ = ["PUSHED", "PushStrategy", "push_update"]
+__all__ = ["PUSHED", "PushStrategy", "comes_in_order", "push_update", "pushed_by"]
 
 PUSHED = "push"
 """The name under which a controller has a :class:`PushStrategy`."""
 
-_SENT = "sent"
+_PUSHED = "pushed"
 
 
 def push_update(
-    sent: Sent,
+    pushed: Pushed | Sent,
     *,
+    source: str = "a push",
     version: str | None = None,
     token_step: int | None = None,
     flush_cache: bool = True,
     pause_mode: PauseMode | None = None,
     mode: LoadMode = LoadMode.STAGED,
     scope: Scope = Scope.PARTIAL,
+    chunk: bool | None = None,
 ) -> Update:
-    """The update that brings ``sent``, a chunk of the weights or (scope full) all of them."""
+    """The update that brings ``pushed``; ``source`` is what logs call it.
+
+    ``chunk`` says that it is one of several that make a whole together; by default what is
+    not all of the weights (scope full) is one.
+    """
     return Update(
-        source=f"push of {len(sent.tensors)} tensors",
+        source=source,
         strategy=PUSHED,
         scope=scope,
         mode=mode,
@@ -55,9 +63,19 @@ def push_update(
         token_step=token_step,
         flush_cache=flush_cache,
         pause_mode=pause_mode,
-        options={_SENT: sent},
-        chunk=scope is Scope.PARTIAL,
+        options={_PUSHED: _Opening(pushed) if isinstance(pushed, Sent) else pushed},
+        chunk=scope is Scope.PARTIAL if chunk is None else chunk,
     )
+
+
+def pushed_by(update: Update) -> object:
+    """What :func:`push_update` was given; None for any other update."""
+    return update.options.get(_PUSHED)
+
+
+def comes_in_order(update: Update) -> bool:
+    """Whether what is pushed is still coming: it can be read once, from its beginning on."""
+    return bool(getattr(pushed_by(update), "in_order", False))
 
 
 class PushStrategy:
@@ -67,19 +85,19 @@ class PushStrategy:
         return "<PushStrategy>"
 
     @asynccontextmanager
-    async def open(self, update: Update, placement: Placement) -> AsyncIterator[_Pushed]:
+    async def open(self, update: Update, placement: Placement) -> AsyncIterator[_PushedStage]:
         """Open what was sent. Raises: PayloadRefused; UpdateRejected for any other update."""
-        sent = update.options.get(_SENT)
-        if not isinstance(sent, Sent):
+        pushed = pushed_by(update)
+        if not _brings_tensors(pushed):
             raise UpdateRejected(
                 f"{update.source!r} brings no tensors; a push comes with a payload, send one"
             )
         with ExitStack() as held:
             # Few files, on a thread that nobody may leave behind half way.
             payloads = await uninterrupted(
-                anyio.to_thread.run_sync(held.enter_context, opened(sent), limiter=own_threads())
+                anyio.to_thread.run_sync(held.enter_context, pushed.opened(), limiter=own_threads())
             )
-            stage = _Pushed(payloads, sent)
+            stage = _PushedStage(payloads, in_order=comes_in_order(update))
             del payloads
             try:
                 yield stage
@@ -87,19 +105,37 @@ class PushStrategy:
                 await uninterrupted(anyio.to_thread.run_sync(held.close, limiter=own_threads()))
 
 
-class _Pushed:
-    """Everything is one bucket: it came in one payload, and lies in memory already."""
+def _brings_tensors(pushed: object) -> TypeGuard[Pushed]:
+    return callable(getattr(pushed, "opened", None))
 
-    def __init__(self, payloads: Mapping[str, Payload], sent: Sent) -> None:
+
+class _Opening:
+    """Satisfies ``Pushed`` by opening what was sent, as often as it is asked to."""
+
+    def __init__(self, sent: Sent) -> None:
+        self._sent = sent
+
+    def opened(self) -> AbstractContextManager[Mapping[str, Payload]]:
+        return opened(self._sent)
+
+
+class _PushedStage:
+    """Everything is one bucket: it came in one payload, and lies in memory already.
+
+    What can only be read ``in_order``, since it is still coming, is a bucket a tensor.
+    """
+
+    def __init__(self, payloads: Mapping[str, Payload], *, in_order: bool = False) -> None:
         self._payloads = payloads
+        self._in_order = in_order
         self.manifest: Manifest = Manifest.of(
-            TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape)
-            for name, tensor in sent.tensors.items()
+            spec_of(name, payload) for name, payload in payloads.items()
         )
 
     def __repr__(self) -> str:
-        return f"<_Pushed {len(self._payloads)} tensors>"
+        return f"<_PushedStage {len(self._payloads)} tensors>"
 
     def buckets(self) -> list[Bucket]:
-        """One bucket."""
-        return [list(self._payloads.items())]
+        """One bucket, or one for each tensor."""
+        items = list(self._payloads.items())
+        return [[item] for item in items] if self._in_order else [items]

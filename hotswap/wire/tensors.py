@@ -25,7 +25,7 @@ from hotswap.wire.records import Call, Value, kind_of
 from hotswap.wire.refused import PayloadRefused, shown
 from hotswap.wire.sent import CudaStorage, NoStorage, SentTensor, SharedStorage, Storage
 
-__all__ = ["tensor_of"]
+__all__ = ["storage_of", "tensor_of"]
 
 _DIMS = 64
 _TENSORS = frozenset({Known.TENSOR, Known.PARAMETER})
@@ -81,10 +81,11 @@ def _layout(metadata: Value, what: str) -> tuple[int, tuple[int, ...], tuple[int
 
 def _typed(value: Value, what: str) -> tuple[Storage, torch.dtype]:
     untyped, dtype = arguments_of(value, what, Known.REBUILD_TYPED_STORAGE, counts=range(2, 3))
-    return _untyped(untyped, what), a_dtype(dtype, f"the dtype of {what}")
+    return storage_of(untyped, what), a_dtype(dtype, f"the dtype of {what}")
 
 
-def _untyped(value: Value, what: str) -> Storage:
+def storage_of(value: Value, what: str) -> Storage:
+    """The host memory that ``value`` is a handle of. Raises: PayloadRefused."""
     makers = (Known.REBUILD_STORAGE_FILENAME, Known.REBUILD_STORAGE_EMPTY)
     arguments = arguments_of(value, what, *makers, counts=range(1, 5))
     if arguments[0] is not Known.UNTYPED_STORAGE:

@@ -23,10 +23,15 @@ FIRST_SHARD, SECOND_SHARD = shard_names(2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """``make(good, directory)`` writes the bad one; the refusal has every word of ``says``."""
+    """``make(good, directory)`` writes the bad one; the refusal has every word of ``says``.
+
+    ``in_tensors``: it is in the tensors themselves, however they are delivered; others are in
+    files or in a configuration, which a push does not have.
+    """
 
     make: Callable[[Path, Path], object]
     says: tuple[str, ...]
+    in_tensors: bool = False
 
 
 def _tensors(
@@ -37,7 +42,7 @@ def _tensors(
     def make(good: Path, directory: Path) -> None:
         edited(good, directory, edit, config=config, shards=2)
 
-    return Fault(make=make, says=says)
+    return Fault(make=make, says=says, in_tensors=config is None)
 
 
 def _files(break_it: Callable[[Path], object], *says: str) -> Fault:

@@ -11,6 +11,7 @@ import torch
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.http_client import client_of
+from tests.process.pushing import TRAINER
 from tests.process.served import GR_SERVERS, Flavour, Served, server_number
 from tests.untraced import UNTRACED
 
@@ -26,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     its own for.
     """
     items.sort(key=server_number)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trainer_ends() -> Iterator[None]:
+    """The process that pushes come from, if there was any."""
+    yield
+    TRAINER.close()
 
 
 @pytest.fixture(scope="session")

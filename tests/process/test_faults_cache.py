@@ -11,11 +11,11 @@ from tests.process.http_client import Client, Streams
 from tests.process.in_process import load, serving
 from tests.process.served import Served, in_every_flavour
 from tests.process.told import flushed
-from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import EACH_ROUTE, MODES, Delivery, deliver
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.parametrize("route", ROUTES),
+    pytest.mark.parametrize("route", EACH_ROUTE),
     in_every_flavour,
 ]
 

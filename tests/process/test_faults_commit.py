@@ -16,7 +16,7 @@ from tests.process.failing import WatchedTarget, fail_at, watched
 from tests.process.fresh import fresh
 from tests.process.http_client import Client, Streams, text_of
 from tests.process.in_process import load, serving
-from tests.process.update_routes import ROUTES, Delivery, deliver
+from tests.process.update_routes import EACH_ROUTE, Delivery, deliver
 from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
@@ -42,7 +42,7 @@ async def assert_refuses_to_generate(client: Client) -> None:
     assert (status, "weights_not_whole" in ready["reasons"]) == (503, True)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 @pytest.mark.parametrize("at", EVERY_TENSOR)
 async def test_staged_is_rolled_forward(a: Path, b: Path, route: str, at: int) -> None:
     loaded = watched(load(a), before_write=fail_at(at))
@@ -61,7 +61,7 @@ async def test_staged_is_rolled_forward(a: Path, b: Path, route: str, at: int) -
         assert [key.split("/")[1] for key in await server.client.updates()] == ["rolled_forward"]
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 @pytest.mark.parametrize("at", EVERY_TENSOR)
 async def test_direct_is_invalid_until_a_full_update(
     a: Path, b: Path, route: str, at: int, tmp_path: Path
@@ -92,7 +92,7 @@ async def test_direct_is_invalid_until_a_full_update(
 
 
 @pytest.mark.parametrize("mode", ["staged", "direct"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a_write_that_always_fails_ends_invalid(
     a: Path, b: Path, route: str, mode: str
 ) -> None:

@@ -17,7 +17,7 @@ from tests.process.fresh import fresh
 from tests.process.http_client import Streams
 from tests.process.served import Served, in_every_flavour
 from tests.process.told import flush_refused, flushed, refusal
-from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import EACH_ROUTE, MODES, Delivery, deliver
 
 pytestmark = [pytest.mark.process, in_every_flavour]
 
@@ -56,6 +56,16 @@ FAILING = [
     Failing(path="/pull_weights", names="source_dir", body={"local_checkpoint_dir": "/nowhere"}),
     Failing(path="/begin_weight_update", names="draft", body={"selector": "draft"}),
     Failing(path="/end_weight_update", names="/begin_weight_update"),
+    Failing(path="/hotswap/v1/begin", names="scope", body={"scope": "x"}),
+    Failing(path="/hotswap/v1/commit", names="update_id"),
+    Failing(path="/hotswap/v1/abort", names="update_id", body={"update_id": ""}),
+    Failing(path="/release_memory_occupation", names="tags", body={"tags": ["x"]}),
+    Failing(path="/resume_memory_occupation", names="tags", body={"tags": ["x"]}),
+    Failing(
+        path="/post_process_weights",
+        names="post_process_quantization",
+        body={"post_process_quantization": "x"},
+    ),
     Failing(path="/weights_checker", names="Unsupported action='x'", body={"action": "x"}),
     _generating("/get_weights_by_name", "nope", "no such weight", name="nope"),
     _generating("/get_weights_by_name", "name"),
@@ -87,7 +97,7 @@ FAILING = [
 
 
 @pytest.mark.parametrize("mode", [None, *MODES])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a16_every_route_that_fails_says_so_and_changes_nothing(
     served: Served, tmp_path: Path, route: str, mode: str | None
 ) -> None:

@@ -17,7 +17,7 @@ from tests.process.http_client import LIMIT_S, Client, Streams, generate_body
 from tests.process.in_process import load, serving
 from tests.process.served import Flavour, Served, in_every_flavour, of_every_flavour, with_pairs
 from tests.process.told import flush_refused, flushed, refusal
-from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import EACH_ROUTE, MODES, ROUTES, Delivery, deliver
 
 pytestmark = pytest.mark.process
 
@@ -61,7 +61,7 @@ LEFT = {
 
 
 @of_every_flavour("mode", [("retract",), *((mode,) for mode in MODES if mode != "retract")])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a3_a_flush_succeeds_unless_somebody_holds_kv(
     labelled: list[Path], route: str, flavour: Flavour, mode: str
 ) -> None:
@@ -106,7 +106,7 @@ def each_span_is_of_its_weights(reply: Any) -> None:
 
 
 @with_pairs("mode, asked", [(mode, asked) for mode in MODES for asked in (None, *MODES)])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a4_every_update_returns_under_every_pause(
     served: Served, a: Path, b: Path, route: str, mode: str, asked: str | None
 ) -> None:
@@ -133,7 +133,7 @@ async def test_a4_every_update_returns_under_every_pause(
 
 
 @with_pairs("swap, mode", [(swap, mode) for swap in MODES for mode in MODES])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a5_a_pause_that_arrives_while_an_update_waits(
     served: Served, b: Path, route: str, swap: str, mode: str
 ) -> None:
@@ -159,7 +159,7 @@ async def test_a5_a_pause_that_arrives_while_an_update_waits(
 
 
 @in_every_flavour
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a17_the_gate_is_where_the_client_left_it(
     served: Served, b: Path, route: str, mode: str, tmp_path: Path
@@ -183,7 +183,7 @@ async def test_a17_the_gate_is_where_the_client_left_it(
 
 
 @in_every_flavour
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a18_requests_that_come_while_paused(
     served: Served, labelled: list[Path], route: str, mode: str

@@ -16,12 +16,36 @@ from tests.process.evidence import PROMPTS
 from tests.process.fresh import fresh
 from tests.process.http_client import Streams, text_of
 from tests.process.served import Served
-from tests.process.update_routes import DRIVERS, MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import (
+    DISK,
+    DRIVERS,
+    MODES,
+    ROUTES,
+    TENSOR,
+    Delivery,
+    deliver,
+)
 
 pytestmark = pytest.mark.process
 
 TOKENS = 10
 WAYS = [("idle", None), *(("paused", mode) for mode in MODES), *(("swap", mode) for mode in MODES)]
+
+# A push has no files. In every way, it is for ``make test-long``.
+CASES = [
+    pytest.param(
+        route,
+        name,
+        way,
+        mode,
+        id="-".join(filter(None, (route, name, way, mode))),
+        marks=[pytest.mark.long] if route != DISK and way != "idle" else [],
+    )
+    for route in ROUTES
+    for name, fault in FAULTS.items()
+    for way, mode in WAYS
+    if route == DISK or fault.in_tensors
+]
 
 
 @pytest.fixture(scope="session")
@@ -35,14 +59,12 @@ def broken(b: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 def test_every_update_route_has_a_driver() -> None:
     assert set(ROUTES) == set(DRIVERS)
-    assert "/update_weights_from_disk" in ROUTES
+    assert {DISK, TENSOR} <= set(ROUTES)
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(("way", "mode"), WAYS, ids=["-".join(filter(None, way)) for way in WAYS])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("route", "name", "way", "mode"), CASES)
 async def test_a_refused_update_changes_nothing(
-    served: Served, a: Path, broken: dict[str, Path], route: str, way: str, mode: str, name: str
+    served: Served, a: Path, broken: dict[str, Path], route: str, name: str, way: str, mode: str
 ) -> None:
     client, parks = served.client, mode in ("retract", "in_place")
     async with Streams(client) as streams:

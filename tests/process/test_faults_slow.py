@@ -20,7 +20,7 @@ from tests.process.in_process import InProcess, load, serving
 from tests.process.served import Flavour, of_every_flavour
 from tests.process.slow_source import SlowStrategy
 from tests.process.told import flush_refused, refusal
-from tests.process.update_routes import MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import EACH_ROUTE, MODES, Delivery, deliver
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +109,7 @@ async def test_a30_staging_serves_on(
 
 
 @of_every_flavour("mode", [(mode,) for mode in (None, *MODES)])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", EACH_ROUTE)
 async def test_a30_writing_is_seen_as_updating(
     a: Path, b: Path, route: str, flavour: Flavour, mode: str | None
 ) -> None:

@@ -21,8 +21,20 @@ from hotswap.testing.fake_commands import FakeCommands
 from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.types import PauseMode
 from tests.process.http_client import Client
+from tests.process.pushing import TRAINER
+from tests.tiers import mostly_long
 
-__all__ = ["DRIVERS", "MODES", "ROUTES", "Delivery", "deliver", "update_routes"]
+__all__ = [
+    "DISK",
+    "DRIVERS",
+    "EACH_ROUTE",
+    "MODES",
+    "ROUTES",
+    "TENSOR",
+    "Delivery",
+    "deliver",
+    "update_routes",
+]
 
 MODES = tuple(mode.value for mode in PauseMode)
 """Every pause mode on the wire."""
@@ -54,7 +66,24 @@ async def _disk(client: Client, delivery: Delivery) -> tuple[int, Any]:
     )
 
 
-DRIVERS: Mapping[str, Driver] = {"/update_weights_from_disk": _disk}
+async def _tensor(client: Client, delivery: Delivery) -> tuple[int, Any]:
+    """All of them in one bucket, of another process."""
+    async with TRAINER.payloads(delivery.directory) as payloads:
+        return await client.post(
+            TENSOR,
+            serialized_named_tensors=payloads,
+            load_format="flattened_bucket",
+            scope="full",
+            weight_version=delivery.version,
+            token_step=delivery.token_step,
+            flush_cache=delivery.flush_cache,
+            pause_mode=delivery.pause_mode,
+        )
+
+
+DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+
+DRIVERS: Mapping[str, Driver] = {DISK: _disk, TENSOR: _tensor}
 
 
 def update_routes() -> list[str]:
@@ -65,6 +94,10 @@ def update_routes() -> list[str]:
 
 
 ROUTES = update_routes()
+
+EACH_ROUTE = mostly_long(ROUTES, but=[DISK])
+"""As parameters: what holds for every route holds by what they share, so that ``make test``
+puts one through it all, and ``make test-long`` each."""
 
 
 async def deliver(client: Client, route: str, delivery: Delivery) -> tuple[int, Any]:

@@ -20,6 +20,9 @@ BODIES = {
     "/submit_many": {"requests": [{"text": "a"}]},
     "/cancel": {"request_id": "nobody"},
     "/update_weights_from_disk": {"model_path": "/b"},
+    # A list without tensors.
+    "/update_weights_from_tensor": {"serialized_named_tensors": ["gARdlC4="]},
+    "/hotswap/v1/commit": {"update_id": "nobody"},
     "/get_weights_by_name": {"name": "embed.weight"},
     "/update_weight_version": {"new_version": "8"},
     "/pull_weights": {"local_checkpoint_dir": "/l", "source_dir": "/s", "target_version": 1},
@@ -31,6 +34,7 @@ ANSWERS = {
     "/cancel": 404,
     # The model of these tests lies nowhere, and is version 0.
     "/pull_weights": 409,
+    "/hotswap/v1/commit": 409,
     "/poll/{request_id:path}": 404,
     "/result/{request_id:path}": 404,
     "/requests/{request_id:path}": 404,

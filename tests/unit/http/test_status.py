@@ -103,6 +103,7 @@ async def test_status(serving: Any) -> None:
         "reasons": [],
         "weights": WEIGHTS,
         "updates": [],
+        "session": None,
         "in_flight": {"running": 0, "waiting": 0, "holding_kv": 0},
         "http_requests": 0,
         "counters": {"commands": {}, "updates": {}, "states": {}},
@@ -130,11 +131,11 @@ async def test_status_between_the_chunks_of_a_push(serving: Any) -> None:
     target = tiny_target(TinyModel())
     coverage = serving.commands.coverage = Coverage(target.manifest().names)
     two = [target.manifest()[name] for name in ("mean", "steps")]
-    coverage.add(target.plan(Manifest.of(two), Scope.PARTIAL))
+    coverage.add(target.plan(Manifest.of(two), Scope.PARTIAL), version="7")
 
     for path in ("/status", "/hotswap/v1/state"):
         _, reply = await serving.json("GET", path)
-        assert reply["weights"]["coverage"] == {"covered": 2, "of": 13}
+        assert reply["weights"]["coverage"] == {"covered": 2, "of": 13, "version": "7"}
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])

@@ -15,7 +15,6 @@ from hotswap.http.app import core_routes
 from hotswap.http.body_limit import BodyLimit, limited
 from hotswap.http.errors import PayloadTooLarge
 from hotswap.http.replies import Json
-from hotswap.http.update_session import WeightSession
 from hotswap.plugins import Plugins
 
 CALLS = [
@@ -84,7 +83,7 @@ async def test_no_route_minds_what_carries_nothing(
     for content, content_type in itertools.product(NOTHING, TYPES):
         headers = {} if content_type is None else {"content-type": content_type.encode("latin-1")}
         # To begin a second session is refused; here each begin is the first.
-        serving.app.state.served.session = WeightSession()
+        await serving.commands.sessions.abort()
         reply = await serving.client.request(method, path, content=content, headers=headers)
 
         # Whatever the route says to nothing at all, it says to this.

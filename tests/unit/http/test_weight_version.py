@@ -3,8 +3,6 @@ from typing import Any
 import pytest
 
 from hotswap.errors import IllegalCommand
-from hotswap.http.errors import RequestInvalid
-from hotswap.http.update_session import WeightSession
 from hotswap.types import WeightStamp
 
 RELABEL = "/update_weight_version"
@@ -70,7 +68,9 @@ async def test_a_refused_relabel_changes_nothing(serve: Any, dialect: str, wante
 
 
 async def session_of(serving: Any) -> Any:
-    return (await serving.json("GET", "/hotswap/v1/state"))[1]["session"]
+    """What it is for, and how much was done in it; None while none is open."""
+    session = (await serving.json("GET", "/hotswap/v1/state"))[1]["session"]
+    return session and {key: session[key] for key in ("selector", "updates")}
 
 
 @pytest.mark.parametrize("dialect", ["gr", "sglang"])
@@ -80,6 +80,7 @@ async def test_a_session_brackets_updates(serve: Any, dialect: str) -> None:
     assert (await serving.json("POST", "/update_weights_from_disk", json=update))[0] == 200
     status, body = await serving.json("POST", "/begin_weight_update", json={"selector": "target"})
     assert (status, body["success"], body["message"]) == (200, True, "Success")
+    begun = body["update_id"]
     assert await session_of(serving) == {"selector": "target", "updates": 0}
 
     status, body = await serving.json("POST", "/begin_weight_update", json={})
@@ -89,7 +90,9 @@ async def test_a_session_brackets_updates(serve: Any, dialect: str) -> None:
     assert await session_of(serving) == {"selector": "target", "updates": 1}
 
     status, body = await serving.json("POST", "/end_weight_update", json={})
+    update_id = body.pop("update_id")
     assert (status, body) == (200, {"success": True, "message": "Success", "num_updates": 1})
+    assert update_id == begun
     status, body = await serving.json("POST", "/end_weight_update")
     assert (status, body["success"]) == (400, False)
     assert "no weight update session" in body["error_message"]
@@ -109,22 +112,3 @@ async def test_there_is_no_draft_model(serving: Any) -> None:
 
     assert (status, body["success"]) == (400, False)
     assert "selector" in body["message"]
-
-
-def test_an_abandoned_session_is_over() -> None:
-    now = [0.0]
-    session = WeightSession(timeout_s=10.0, clock=lambda: now[0])
-    session.begin("all")
-    now[0] = 9.0
-    session.note_update()
-    now[0] = 18.0
-    assert session.shown() == {"selector": "all", "updates": 1}
-    assert repr(session) == "<WeightSession {'selector': 'all', 'updates': 1}>"
-    now[0] = 19.0
-    assert session.shown() is None
-    assert repr(session) == "<WeightSession closed>"
-    session.note_update()
-    with pytest.raises(RequestInvalid, match="no weight update session"):
-        session.end()
-    session.begin("target")
-    assert session.shown() == {"selector": "target", "updates": 0}

@@ -230,5 +230,5 @@ async def test_a_stage_says_how_much_it_has() -> None:
     with flattened_bucket([("mean", torch.zeros(4))]) as text:
         sent = decode(payload_bytes(text), load_format=FLATTENED)
         async with PushStrategy().open(push_update(sent), Placement()) as stage:
-            assert repr(stage) == "<_Pushed 1 tensors>"
+            assert repr(stage) == "<_PushedStage 1 tensors>"
             assert stage.manifest.names == ("mean",)
