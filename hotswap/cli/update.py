@@ -78,4 +78,6 @@ def _line(result: UpdateResult) -> str:
     ]
     if result.tensors is not None:
         costs.insert(0, f"{counted(result.tensors, 'tensor')}, {(result.bytes or 0) / 1e6:.1f} MB")
+    if result.mode == "sparse":
+        costs.insert(1, f"{result.elements_moved} elements changed")
     return f"version {name} is live" + (f": {', '.join(costs)}" if costs else "")

@@ -69,6 +69,7 @@ class ServerState:
 class UpdateResult:
     """What one successful update did and cost, in milliseconds and bytes.
 
+    ``mode`` is ``sparse`` where only the ``elements_moved`` were written, else ``full``.
     ``confirmed_by`` is ``reply``, or ``state`` where the reply was lost and the server's
     state showed that the update was done: costs are then not known.
     """
@@ -79,6 +80,8 @@ class UpdateResult:
     weight_epoch: int | None = None
     tensors: int | None = None
     bytes: int | None = None
+    mode: str | None = None
+    elements_moved: int | None = None
     staged_ms: float | None = None
     paused_ms: float | None = None
     elapsed_ms: float | None = None

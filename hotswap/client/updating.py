@@ -213,6 +213,8 @@ def _result(wanted: UpdateRequest, body: Mapping[str, Any]) -> UpdateResult:
         weight_epoch=body.get("weight_epoch"),
         tensors=body.get("tensors_loaded"),
         bytes=body.get("bytes"),
+        mode=body.get("mode"),
+        elements_moved=body.get("elements_moved"),
         staged_ms=body.get("staged_ms"),
         paused_ms=body.get("paused_ms"),
         elapsed_ms=body.get("elapsed_ms"),

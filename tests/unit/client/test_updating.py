@@ -191,6 +191,13 @@ def test_sglang_says_what_nobody_knows() -> None:
     raised(OutcomeUnknown, lambda: script.run(begun(script)))
 
 
+def test_what_a_sparse_commit_moved_is_told() -> None:
+    done = reply(200, {"success": True, "mode": "sparse", "elements_moved": 7})
+    script = Script(*looked("6"), done, kind=ServerKind.SGLANG)
+    result = script.run(begun(script))
+    assert (result.mode, result.elements_moved) == ("sparse", 7)
+
+
 def test_sglang_counts_for_each_rank() -> None:
     done = reply(200, {"success": True, "num_paused_requests": [1, 2]})
     script = Script(*looked("6"), done, kind=ServerKind.SGLANG)
