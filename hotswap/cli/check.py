@@ -20,9 +20,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     try:
         found = check_checkpoint(options.directory, model=options.model)
     except UpdateRejected as error:
-        hint = _stream_hint(Path(options.directory))
-        told = error if hint is None else UpdateRejected(f"{error}; {hint}")
-        return fail("check", told, as_json=options.json)
+        told = _of_a_stream(Path(options.directory), str(error))
+        return fail("check", error if told is None else UpdateRejected(told), as_json=options.json)
     if options.json:
         print_json({"loadable": True, **asdict(found)})
     else:
@@ -30,8 +29,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _stream_hint(directory: Path) -> str | None:
-    """What to do with a directory that belongs to a stream; None for any other."""
+def _of_a_stream(directory: Path, trouble: str) -> str | None:
+    """What to say of a directory that belongs to a stream; None for any other."""
     from hotswap.errors import UpdateRejected
     from hotswap.stream.layout import published_versions, read_index
     from hotswap.stream.survey_local import is_local
@@ -40,14 +39,17 @@ def _stream_hint(directory: Path) -> str | None:
     try:
         if published := published_versions(directory):
             return (
-                f"it is no checkpoint but a source of published versions, up to {published[-1]}: "
-                "hotswap inspect lists them, hotswap pull makes a checkpoint of one"
+                f"{directory} is no checkpoint but a source of published versions, up to "
+                f"{published[-1]}: hotswap inspect lists them, hotswap pull makes one a checkpoint"
             )
         if is_local(directory):
-            return "it is a local checkpoint of pulls: hotswap inspect says what it holds"
+            return f"{trouble}; pulls keep this directory: hotswap inspect says what it holds"
         with Folder.open(directory) as folder:
             if read_index(folder, version=None, names=None) is not None:
-                return "it is a delta: hotswap pull makes a checkpoint of it and what it builds on"
+                return (
+                    f"{directory} is no checkpoint but one delta of a stream: hotswap pull makes a "
+                    "checkpoint of it and what it builds on"
+                )
     except UpdateRejected:
         return None
     return None

@@ -279,7 +279,7 @@ class _JsonParser(argparse.ArgumentParser):
     """Tells of a wrong command line as JSON; its subparsers do too."""
 
     def error(self, message: str) -> NoReturn:
-        print_json(usage_object(f"{self.prog}: {message}; see {self.prog} --help"))
+        print_json(usage_object(f"{self.prog}: {message} (see {self.prog} --help)"))
         self.exit(ExitCode.USAGE)
 
 

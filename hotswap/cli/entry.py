@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import parser_of
+from hotswap.cli.unknown_flags import meant_by
 from hotswap.command_line import hide_keys, is_key_flag
 
 __all__ = ["main"]
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run_serve(arguments)
     parser = parser_of(None, as_json="--json" in arguments)
+    if command is not None and (meant := meant_by(command)):
+        parser.error(meant)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()

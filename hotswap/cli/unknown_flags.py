@@ -1,4 +1,4 @@
-"""Words of a command line that no flag takes: refused in one line, with what was meant."""
+"""Words of a command line that nothing takes: refused in one line, with what was meant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-__all__ = ["parse_known", "refusal_of"]
+from hotswap.cli.commands import COMMANDS
+
+__all__ = ["meant_by", "parse_known", "refusal_of"]
 
 
 def parse_known(
@@ -38,3 +40,13 @@ def refusal_of(unknown: Sequence[str], *, flags: Iterable[str]) -> str:
         f"{named} is no flag of hotswap serve, nor of a plug-in that is in use; "
         f"{meant}see hotswap serve --help"
     )
+
+
+def meant_by(command: str) -> str | None:
+    """What to say of a command that there is not; None for one that there is."""
+    names = [known.name for known in COMMANDS]
+    if command in names:
+        return None
+    close = get_close_matches(command, names, n=1)
+    wanted = f"did you mean {close[0]}?" if close else f"wanted one of {', '.join(names)}"
+    return f"{command!r} is no command; {wanted}"

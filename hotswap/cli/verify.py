@@ -61,10 +61,11 @@ def _show(found: Verified, *, every: bool) -> None:
     for line in _fault_lines(found.faults, at_most=len(found.faults) if every else _FEW):
         print(f"hotswap verify: {line}", file=sys.stderr)
     versions = ", ".join(map(str, found.versions)) or "none"
+    named = "version" if len(found.versions) == 1 else "versions"
     counts = f"{counted(found.checks, 'checksum')} over {found.checked_bytes / 1e6:.1f} MB"
     ended = "all hold" if not found.faults else counted(len(found.faults), "fault")
     note = "" if found.note is None else f"; {found.note}"
-    print_text(f"{found.path}: versions {versions}: {counts}: {ended}{note}")
+    print_text(f"{found.path}: {named} {versions}: {counts}: {ended}{note}")
 
 
 def _fault_lines(faults: Sequence[Fault], *, at_most: int) -> Iterator[str]:

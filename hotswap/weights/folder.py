@@ -115,8 +115,8 @@ class Folder(Closing):
             fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         except (OSError, ValueError) as error:
             raise UpdateRejected(
-                f"{os.fspath(directory)!r} is not a checkpoint directory that this server can "
-                f"open ({_reason(error)}); the path is looked up on the server"
+                f"{os.fspath(directory)!r} is not a checkpoint directory that can be opened here "
+                f"({_reason(error)}); a server looks paths up on its own machine"
             ) from error
         folder = cls(fd, path=Path(directory), allowed=allowed)
         try:

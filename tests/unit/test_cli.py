@@ -44,7 +44,9 @@ def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("sevre") == 2
-    assert "sevre" in capsys.readouterr().err
+    assert "'sevre' is no command; did you mean serve?" in capsys.readouterr().err
+    assert run("xyz") == 2
+    assert "'xyz' is no command; wanted one of serve, demo, " in capsys.readouterr().err
 
 
 def test_help_of_serve_names_flags_and_variables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,8 +82,8 @@ def test_no_weights_are_read(a: Path) -> None:
 @pytest.mark.parametrize(
     ("directory", "said"),
     [
-        ("source", "a source of published versions, up to 8: hotswap inspect lists them"),
-        ("source/weight_v000001", "it is a delta: hotswap pull makes a checkpoint of it"),
+        ("source", "is no checkpoint but a source of published versions, up to 8: hotswap inspect"),
+        ("source/weight_v000001", "is no checkpoint but one delta of a stream: hotswap pull"),
     ],
 )
 def test_what_belongs_to_a_stream_is_told_apart(

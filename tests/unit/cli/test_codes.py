@@ -110,7 +110,7 @@ def test_a_wrong_command_line_is_an_object_too(
     error = json.loads(captured.out)["error"]
     assert (error["class"], error["weights"], error["exit_code"]) == ("UsageError", "untouched", 2)
     assert error["message"].startswith("hotswap")
-    assert error["message"].endswith("--help")
+    assert error["message"].endswith("--help)")
 
 
 def test_an_address_that_is_none_touches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
