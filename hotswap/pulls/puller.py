@@ -14,11 +14,11 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio import from_thread, to_thread
@@ -100,7 +100,7 @@ class Puller:
             PATCHES.limit_bytes = kept_mb * 2**20
         own = values.get("custom-pull-weights-pre-read-hook")
         before = () if own is None else (operator_hook(str(own)),)
-        looks = pull_pre_read((*before, *with_options(hooks, values)), run=from_thread.run)
+        looks = pull_pre_read((*before, *with_options(hooks, values)), run=_on_the_loop)
         return cls(
             None if model is None else RecordedBase.of(str(model)),
             local_allowed=roots_of(values, "local-root"),
@@ -247,6 +247,15 @@ class Puller:
                 observer(news)
             except Exception:
                 _log.exception("an observer of pulls failed on %s", news.phase)
+
+
+def _on_the_loop(work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+    """Run ``work`` on the event loop of this worker thread, and wait for it.
+
+    As ``anyio.from_thread.run``, which complains when the server ends meanwhile.
+    """
+    loop = from_thread.run_sync(asyncio.get_running_loop)
+    asyncio.run_coroutine_threadsafe(work(*args), loop).result()
 
 
 def _refuse_strangers(local: Path) -> None:

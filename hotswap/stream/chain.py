@@ -48,7 +48,10 @@ def open_version(source: Path, version: int, allowed: Allowed | None) -> Folder:
         if directory.name not in os.listdir(source):
             raise _not_there(directory, version)
     except OSError as error:
-        raise _not_there(directory, version) from error
+        raise SourceNotReady(
+            f"{source}: cannot be listed ({error.strerror}), wanted version {version} in it; pull "
+            "again once it is there"
+        ) from error
     try:
         return Folder.open(directory, allowed=allowed)
     except UpdateRejected as error:

@@ -160,6 +160,7 @@ def _apply(
     with job.local.tally.phase("read"):
         versions, digest = read_unchanged(source, chain, stored.lengths)
     by_tensor = grouped(versions)
+    job.local.check_writable(stored.files)
     recorder = _recorder(job, stored)
     journal = JournalWriter(job.local.disk, job.local.paths.journal)
     with closing(journal):

@@ -48,14 +48,17 @@ _SHORT_GAPS = 512
 
 
 class Steps(Protocol):
-    """A decoded change on its way through its tensor."""
+    """A change on its way through its tensor, whatever its encoding."""
 
     def apply(self, piece: Bytes) -> Words:
-        """Turn the next ``piece`` from old bytes into new ones; the words that change."""
+        """Turn the next ``piece`` from old bytes into new ones; the words that may be others now.
+
+        Raises: DeltaDamaged.
+        """
         ...
 
     def finish(self) -> None:
-        """The tensor is through."""
+        """The tensor is through. Raises: DeltaDamaged when the change is not."""
         ...
 
 

@@ -52,6 +52,9 @@ class NativeSteps:
         self._words = np.empty(0, np.int64)
         self._begin = 0
 
+    def __repr__(self) -> str:
+        return f"<NativeSteps at byte {self._begin}>"
+
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` from old bytes into new ones; the words that change."""
         room = whole_words(len(piece)) // WORD_BYTES

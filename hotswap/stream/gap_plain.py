@@ -54,6 +54,9 @@ class PlainSteps:
         self._values = np.empty((0, self._width), np.uint8)
         self._begin = 0
 
+    def __repr__(self) -> str:
+        return f"<PlainSteps at byte {self._begin}>"
+
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` from old bytes into new ones; the words that change."""
         begin, end = self._begin, self._begin + len(piece)

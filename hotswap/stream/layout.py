@@ -108,7 +108,9 @@ def read_index(
 
     Raises: SourceNotReady, VersionMalformed, UnknownEncoding, OutOfOrder.
     """
-    if INDEX not in folder.names():
+    with raised_as(SourceNotReady):
+        names_there = folder.names()
+    if INDEX not in names_there:
         return None
     source = f"{folder.path}: {INDEX}"
     room = MAX_HEADER_BYTES if names is None else header_room(names)

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -42,6 +43,8 @@ __all__ = ["LocalCheckpoint"]
 
 _log = logging.getLogger("hotswap.pull")
 
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
+
 # Written over the state of a copy that is of no use: a pull made it, and none may trust it.
 _CONDEMNED = State(version="000000", format=0)
 
@@ -71,11 +74,24 @@ class LocalCheckpoint:
 
         Raises: as ``exclusive``; OutsideRoots for links, OSError.
         """
-        self.paths.check_own()
-        before = digest_of(own_text(self.paths))
-        self.disk.make_directory(self.paths.home)
+        with self._place():
+            self.paths.check_own()
+            before = digest_of(own_text(self.paths))
+            self.disk.make_directory(self.paths.home)
         with exclusive(self.directory, timeout_s=timeout_s) as self._lock:
             yield before
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            raise StreamError(
+                f"{str(self.directory)!r:.200} cannot be a directory ({error.strerror}); choose "
+                "another local_checkpoint_dir"
+            ) from error
 
     def recover(self) -> bool:
         """Finish what an earlier pull began; whether there was something. Raises: OSError."""
@@ -124,6 +140,12 @@ class LocalCheckpoint:
                 f"{len(state.tensors)} others"
             )
         return stored
+
+    def check_writable(self, names: Iterable[str]) -> None:
+        """Raises: LocalDamaged for a file that a journal could not be carried out on."""
+        for name in names:
+            if not os.access(self.directory / name, os.R_OK | os.W_OK):
+                raise LocalDamaged(f"{self.directory / name}: may not be written by this process")
 
     def check_free(self) -> None:
         """Raises: StreamError when weights lie there that no pull wrote."""

@@ -73,15 +73,20 @@ def reading(directory: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
     """
     paths = Reserved(directory)
     if not os.path.lexists(paths.lock):
+        _check_whole(paths)
         yield
         return
     with _held(paths.lock, shared=True, timeout_s=timeout_s):
-        if paths.is_pending:
-            raise PullPending(
-                f"{directory}: a pull was cut short after it had begun to write, and the files "
-                "are of two versions; pull again, which finishes it"
-            )
+        _check_whole(paths)
         yield
+
+
+def _check_whole(paths: Reserved) -> None:
+    if paths.is_pending:
+        raise PullPending(
+            f"{paths.directory}: a pull was cut short after it had begun to write, and the files "
+            "are of two versions; pull again, which finishes it"
+        )
 
 
 @contextmanager

@@ -7,35 +7,19 @@ Rule: pieces come in order and cover the tensor. An encoding is a class with ``a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, overwrites
-from hotswap.stream.gap import decode_gap, steps_of
+from hotswap.stream.gap import Steps, decode_gap, steps_of
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_steps import XorSteps
 
-__all__ = ["Piecewise", "piecewise"]
+__all__ = ["piecewise"]
 
 
-class Piecewise(Protocol):
-    """One delta, on its way through its tensor."""
-
-    def apply(self, piece: Bytes) -> Words:
-        """Turn the next ``piece`` from old bytes into new ones; the words that may be others now.
-
-        Raises: DeltaDamaged.
-        """
-        ...
-
-    def finish(self) -> None:
-        """The tensor is through. Raises: DeltaDamaged when the delta is not."""
-        ...
-
-
-def piecewise(delta: Delta, length: int, *, among: int = 1) -> Piecewise:
+def piecewise(delta: Delta, length: int, *, among: int = 1) -> Steps:
     """``delta`` at the beginning of its tensor of ``length`` bytes, one of ``among`` at once.
 
     Raises: DeltaDamaged.
@@ -55,6 +39,9 @@ class _Overwrite:
         positions, self._values = overwrites(delta.blob, length, where=delta.where)
         self._positions = positions.astype(np.intp)  # else each search converts all of them
         self._at = 0
+
+    def __repr__(self) -> str:
+        return f"<_Overwrite at byte {self._at}>"
 
     def apply(self, piece: Bytes) -> Words:
         end = self._at + len(piece)

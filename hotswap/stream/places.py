@@ -29,10 +29,12 @@ class Places:
     source_allowed: Allowed | None = None
 
     def check(self, target: int) -> None:
-        """Raises: OutsideRoots when a directory may not be used, or two of them overlap.
+        """Raises: OutsideRoots when a directory may not be used, or two of them overlap."""
+        self.check_local(target)
+        self.check_source(target)
 
-        The source of version 0 is the base: another one is not looked at.
-        """
+    def check_local(self, target: int) -> None:
+        """``check`` but for the source; past it the local directory may be looked at."""
         if type(target) is not int or target < 0:
             raise StreamError(f"target_version is {target!r:.40}, wanted an integer from 0 on")
         if target > MAX_VERSION:
@@ -49,9 +51,12 @@ class Places:
                 "checkpoint keeps for its pulls; choose a directory outside of it"
             )
         self._check_apart(local, "the base checkpoint", self.base)
+
+    def check_source(self, target: int) -> None:
+        """``check`` of the source; that of version 0 is the base, and no other is looked at."""
         if target:
             self._check_allowed("source_dir", self.source, self.source_allowed)
-            self._check_apart(local, "source_dir", self.source)
+            self._check_apart(_real(self.local), "source_dir", self.source)
 
     def _check_allowed(self, what: str, path: Path, allowed: Allowed | None) -> None:
         if allowed is not None and not allowed(_real(path)):

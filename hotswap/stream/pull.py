@@ -80,8 +80,9 @@ def pull(
         source_allowed=source_allowed,
     )
     _check_system()
-    places.check(target_version)
+    places.check_local(target_version)
     with _explained(places.local), _threads(threads, give_way=give_way) as pool:
+        places.check_source(target_version)
         job = Job(
             places=places,
             target=target_version,

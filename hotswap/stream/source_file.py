@@ -102,7 +102,9 @@ def size_of(folder: Folder, name: str) -> int:
 
 
 def _open(folder: Folder, name: str) -> OpenFile:
-    if name not in folder.names():
+    with raised_as(SourceNotReady):
+        names = folder.names()
+    if name not in names:
         raise SourceNotReady(
             f"{folder.path}: {name} is not there (yet); wait until the version is whole and "
             "pull again"

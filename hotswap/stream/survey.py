@@ -7,11 +7,12 @@ looked at all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream.aggregate import DIRECTORY
+from hotswap.stream.aggregate import find_aggregate
 from hotswap.stream.blobs import read_deltas
 from hotswap.stream.chain import open_version
 from hotswap.stream.density import changed_bytes
@@ -73,14 +74,14 @@ def survey_source(
     """Look at every version of ``source``: indexes, headers, sizes; for ``density`` all blobs.
 
     The density needs to know how long tensors are: from ``base_dir``, else from the newest full
-    version. Raises: SourceNotReady when ``source`` cannot be listed; UpdateRejected when those
-    lengths cannot be read.
+    version. A version that is removed meanwhile is left out. Raises: SourceNotReady when
+    ``source`` cannot be listed; UpdateRejected when ``base_dir`` is no checkpoint.
     """
     source = Path(source)
-    seen = [_version(source, number) for number in published_versions(source)]
+    seen = _still_there(source, [_version(source, n) for n in published_versions(source)])
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:
-        seen = _densities(source, seen, lengths, Tally(progress))
+        seen = _still_there(source, _densities(source, seen, lengths, Tally(progress)))
     by_number = {one.version: one for one in seen}
     aggregate = _aggregate(source, lengths)
     return SourceSurvey(
@@ -88,6 +89,14 @@ def survey_source(
         versions=tuple(_with_chain(one, by_number) for one in seen),
         aggregate=aggregate,
     )
+
+
+def _still_there(source: Path, seen: list[VersionSurvey]) -> list[VersionSurvey]:
+    """Without those that somebody removed before they had been looked at."""
+    if all(one.trouble is None for one in seen):
+        return seen
+    there = set(published_versions(source))
+    return [one for one in seen if one.trouble is None or one.version in there]
 
 
 def _version(source: Path, number: int) -> VersionSurvey:
@@ -144,7 +153,11 @@ def _lengths(
             return base.lengths
     for one in reversed(seen):
         if one.kind == FULL:
-            with StoredTensors.at(directory_of(source, one.version)) as stored:
+            # One that has gone since is not the last one.
+            with (
+                suppress(UpdateRejected),
+                StoredTensors.at(directory_of(source, one.version)) as stored,
+            ):
                 return stored.lengths
     return None
 
@@ -192,8 +205,8 @@ def _with_chain(one: VersionSurvey, by_number: Mapping[int, VersionSurvey]) -> V
 
 
 def _aggregate(source: Path, lengths: Mapping[str, int] | None) -> VersionSurvey | None:
-    directory = source / DIRECTORY
-    if not directory.is_dir():
+    directory = find_aggregate(source)
+    if directory is None:
         return None
     try:
         with Folder.open(directory) as folder:

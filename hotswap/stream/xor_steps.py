@@ -19,7 +19,8 @@ import zstandard
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, check_xor_size
 from hotswap.stream.errors import DeltaDamaged
-from hotswap.stream.words import Words, changed_words
+from hotswap.stream.words import Words
+from hotswap.stream.xor_native import is_worth_it, xor
 
 __all__ = ["XorSteps"]
 
@@ -53,6 +54,7 @@ class XorSteps:
     def __init__(self, delta: Delta, length: int, *, among: int = 1) -> None:
         check_xor_size(delta.blob, length, where=delta.where)
         self._delta = delta
+        self._native = is_worth_it(length)
         self._room = _rooms().pop() if _rooms() else _Room()
         self._reader = self._room.decompressor.stream_reader(
             # Past the frame a reader goes on: what follows it is noticed.
@@ -63,6 +65,9 @@ class XorSteps:
         if length * among <= _WHOLE_BYTES:
             self._ahead = self._room.buffer(length)
             self._fill(self._ahead)
+
+    def __repr__(self) -> str:
+        return f"<XorSteps {self._delta.where}>"
 
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` into new bytes; the words that this changes.
@@ -75,8 +80,7 @@ class XorSteps:
         else:
             change = _shared().buffer(size)
             self._fill(change)
-        np.bitwise_xor(piece, change, out=piece)
-        return changed_words(change)
+        return xor(piece, change, native=self._native)
 
     def finish(self) -> None:
         """Raises: DeltaDamaged when the frame goes on."""

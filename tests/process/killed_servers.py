@@ -67,10 +67,12 @@ class Rig:
         pull(local, self.source, target, base_dir=self.base, threads=1, disk=disk)
 
     @contextmanager
-    def server(self) -> Iterator[ServerProcess]:
+    def server(self, hook: str = pull_faults.HOOK) -> Iterator[ServerProcess]:
         """One whose pulls use the calls to the disk in the order that they are counted in."""
-        arguments = ("--local-root", str(self.local.parent), "--pull-threads", "1")
-        arguments += ("--custom-pull-weights-pre-read-hook", pull_faults.HOOK)
+        arguments = (
+            *("--local-root", str(self.local.parent), "--pull-threads", "1"),
+            *("--custom-pull-weights-pre-read-hook", hook),
+        )
         environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **UNTRACED}
         with ServerProcess(
             self.base, *arguments, environ={**environ, **pull_faults.environ(self.plan)}
@@ -150,7 +152,7 @@ class Rig:
         reply = self.pull(http, cut.target)
         said = reply.json()
         assert (reply.status_code, said["success"]) == (500, False), said
-        name = "disk_full" if code == errno.ENOSPC else "local_disk_failed"
+        name = "disk_full" if code in (errno.ENOSPC, errno.EDQUOT) else "local_disk_failed"
         assert said["error"]["code"] == name
         if said["local_version"] is not None:
             held = self.checkpoints[said["local_version"]]

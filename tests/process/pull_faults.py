@@ -7,24 +7,38 @@ next pull takes the file away.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.unit.stream.faulty_disk import FaultyDisk
 
-__all__ = ["HOOK", "arm", "environ", "look"]
+__all__ = ["HANGING", "HOOK", "arm", "called", "environ", "hang", "hang_async", "look"]
 
 _VARIABLE = "PULL_FAULTS"
 HOOK = f"{__name__}.look"
+HANGING = (f"{__name__}.hang", f"{__name__}.hang_async")
+"""Hooks that never come back, and say through ``called`` that they were called."""
 
 
 def environ(plan: Path) -> Mapping[str, str]:
     """What a server is started with, for ``plan`` to be its file."""
     return {_VARIABLE: str(plan)}
+
+
+def called(plan: Path) -> Path:
+    """The name of a pipe, which the test makes, for ``plan``."""
+    return plan.with_name(f"{plan.name}.called")
+
+
+def _tell() -> None:
+    with called(Path(os.environ[_VARIABLE])).open("w") as pipe:
+        pipe.write("called")
 
 
 def arm(plan: Path, *, at: int, code: int = 0) -> None:
@@ -34,6 +48,18 @@ def arm(plan: Path, *, at: int, code: int = 0) -> None:
 
 def look(source_dir: str, target_version: int) -> None:
     """The hook itself does nothing."""
+
+
+def hang(source_dir: str, target_version: int) -> None:
+    """For ever, on its own thread."""
+    _tell()
+    threading.Event().wait()
+
+
+async def hang_async(source_dir: str, target_version: int) -> None:
+    """For ever, on the event loop."""
+    _tell()
+    await asyncio.Event().wait()
 
 
 def _disk() -> FaultyDisk:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hotswap.stream import LocalDiskFailed, StreamError, pull
+from hotswap.errors import UpdateRejected
+from hotswap.stream import LocalDiskFailed, PullPending, StreamError, pull, reading
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.stream.state import Reserved
@@ -146,6 +147,14 @@ def add_aggregate(stream: Stream, version: int, *, stamp: int | None = None) -> 
     return directory
 
 
+def whole_of(directory: Path) -> dict[str, bytes] | None:
+    """The bytes of every tensor; None where no checkpoint can be loaded."""
+    try:
+        return contents_of(directory)
+    except UpdateRejected:
+        return None
+
+
 class Scenario:
     """A stream set up as ``name`` says, and a pull of ``target`` that can be cut short."""
 
@@ -158,6 +167,7 @@ class Scenario:
         self.before = root / "before"
         self.local.mkdir(exist_ok=True)
         shutil.copytree(self.local, self.before)
+        self.held = whole_of(self.before)
         counting = FaultyDisk()
         pull_now(self.stream, self.target, disk=counting)
         self.calls = tuple(counting.calls)
@@ -168,7 +178,12 @@ class Scenario:
         shutil.copytree(self.before, self.local)
 
     def check_next_pull(self) -> None:
-        """The next pull gives the target, whatever the last one left."""
+        """Who reads gets one version or none; then the next pull gives the target."""
+        try:
+            with reading(self.local, timeout_s=0):
+                assert whole_of(self.local) in (self.held, self.stream.at(self.target))
+        except PullPending:
+            assert Reserved(self.local).is_pending
         pull_now(self.stream, self.target)
         self.check_bytes(self.target)
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
-from hotswap.stream import PullReport, VersionMissing, directory_of, pull
+from hotswap.stream import (
+    PullReport,
+    VersionMissing,
+    directory_of,
+    pull,
+    survey_source,
+    verify_source,
+)
 from hotswap.stream.layout import INDEX
 from tests.unit.stream.crashes import add_aggregate
 from tests.unit.stream.streams import Stream, contents_of, edit_index
@@ -40,6 +50,38 @@ def test_it_reaches_its_own_version(stream: Stream) -> None:
     assert (report.aggregate, report.versions) == (True, ())
     assert reach(stream, 3).mode == "noop"
     assert reach(stream, 4).mode == "delta"
+
+
+def test_it_is_not_asked_for_before_it_is_listed(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a mount would remember that it is not there, long after it was published."""
+    listdir, asked = os.listdir, list[str]()
+
+    def hiding(path: str | Path) -> list[str]:
+        return [name for name in listdir(path) if name != "aggregate"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", hiding)
+        for name in ("stat", "lstat", "open"):
+            patched.setattr(os, name, noting(getattr(os, name), asked))
+        assert not reach(stream, 4).aggregate
+        survey_source(stream.source)
+        verify_source(stream.source, base_dir=stream.base)
+    assert asked
+    assert [path for path in asked if "aggregate" in path] == []
+    shutil.rmtree(stream.local)
+    assert reach(stream, 4).aggregate
+
+
+def noting(call: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    """``call``, whose paths are put into ``asked``."""
+
+    def noted(path: Any, *of: Any, **how: Any) -> Any:
+        asked.append(str(path))
+        return call(path, *of, **how)
+
+    return noted
 
 
 def test_who_is_under_way_does_without_it(stream: Stream) -> None:

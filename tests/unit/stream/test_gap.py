@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hotswap.stream import gap_native
 from hotswap.stream.checksums import checksum, new_hasher
 from hotswap.stream.encodings import Bytes
-from hotswap.stream.gap import decode_gap, encode_gap, steps_of
+from hotswap.stream.gap import Steps, decode_gap, encode_gap, steps_of
 from hotswap.stream.gap_layout import HEAD_BYTES, WIDTHS, Sparse, head_of
-from hotswap.stream.piecewise import Piecewise, piecewise
+from hotswap.stream.piecewise import piecewise
 from hotswap.stream.words import different_words
 from tests.unit.stream.test_piecewise import delta
 
@@ -39,7 +39,7 @@ def xor_frame(old: Bytes, new: Bytes) -> bytes:
 def applied(blob: bytes, old: Bytes, *, size: int, native: bool) -> Bytes:
     """``old`` after ``blob``, ``size`` bytes at a time."""
     change = decode_gap(memoryview(blob), len(old), where="here")
-    steps: Piecewise
+    steps: Steps
     if isinstance(change, memoryview):
         steps = piecewise(delta("xor", change), len(old))
     else:

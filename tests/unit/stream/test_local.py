@@ -162,6 +162,23 @@ def test_a_copy_of_something_else_is_seeded_again(
     assert reason in str(report.reason)
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_full_version_that_is_published_again_is_another_one(stream: Stream, behind: int) -> None:
+    """It has no checksums, and its header is what the one before had."""
+    stream.add("full")
+    reach(stream, 4)
+    kept = stream.tensors.pop()
+    shutil.rmtree(directory_of(stream.source, 4))
+    stream.tensors.append({name: value[::-1].copy() for name, value in kept.items()})
+    write_checkpoint(directory_of(stream.source, 4), stream.tensors[4], files=1)
+    if behind:
+        stream.add("xor")
+    report = reach(stream, 4 + behind)
+    assert report.mode == "reseed"
+    assert "another version 4 was published" in str(report.reason)
+    assert reach(stream, 4 + behind).mode == "noop"
+
+
 def test_what_was_applied_may_be_gone_from_the_source(stream: Stream) -> None:
     shutil.rmtree(directory_of(stream.source, 1))
     assert reach(stream, 1).mode == "noop"
@@ -225,6 +242,9 @@ def test_directories_outside_the_roots(tmp_path: Path) -> None:
     for source in (stream.source, tmp_path / "out"):
         with pytest.raises(OutsideRoots, match=r"source_dir .* outside the roots"):
             pull(stream.local, source, 1, base_dir=stream.base, source_allowed=outside)
+    with pytest.raises(OutsideRoots, match=r"local_checkpoint_dir") as one:
+        pull(stream.local, stream.source, 1, base_dir=stream.base, local_allowed=outside)
+    assert (one.value.local_version, one.value.holds) == (None, None), "nobody looked there"
     with pytest.raises(OutsideRoots, match="is no path"):
         pull(Path("a\0b"), stream.source, 1, base_dir=stream.base)
     assert sorted(tmp_path.rglob("*")) == before
@@ -237,6 +257,43 @@ def test_directories_outside_the_roots(tmp_path: Path) -> None:
         source_allowed=inside,
     )
     assert contents_of(stream.local) == stream.at(1)
+    with pytest.raises(OutsideRoots, match="source_dir") as two:
+        pull(stream.local, stream.source, 2, base_dir=stream.base, source_allowed=outside)
+    assert two.value.local_version == 1
+
+
+def a_file(path: Path) -> None:
+    path.write_text("x")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("put", [a_file, a_link_to_nothing])
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_what_can_be_no_directory_is_told(
+    tmp_path: Path, put: Callable[[Path], None], below: str
+) -> None:
+    stream = Stream(tmp_path, "xor")
+    put(tmp_path / "taken")
+    if below and put is a_link_to_nothing:
+        stream.local = tmp_path / ("n" * 300)
+    else:
+        stream.local = tmp_path / "taken" / below
+    with pytest.raises(StreamError, match=r"cannot be a directory \(.*choose another") as caught:
+        reach(stream, 1)
+    assert type(caught.value) is StreamError
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["base/config.json", "absent", "loop", "n" * 300])
+def test_a_source_that_is_no_directory_says_why(stream: Stream, name: str) -> None:
+    root = stream.base.parent
+    (root / "loop").symlink_to("loop")
+    with pytest.raises(SourceNotReady, match=r"cannot be listed \(.*wanted version 1") as caught:
+        pull(stream.local, root / name, 1, base_dir=stream.base)
+    assert caught.value.local_version == 1
 
 
 def test_a_version_that_is_a_link_out_of_the_roots(tmp_path: Path) -> None:

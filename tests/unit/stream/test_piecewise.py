@@ -11,9 +11,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotswap.stream import DeltaDamaged
+from hotswap.stream import DeltaDamaged, gap
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, encode
+from hotswap.stream.gap_native import has_native
 from hotswap.stream.piecewise import piecewise
 from hotswap.stream.words import WORD_BYTES, different_words, whole_words
 from tests.unit.stream.streams import refusal_of
@@ -44,6 +45,26 @@ def applied(of: Delta, old: Bytes, size: int, *, among: int = 1) -> Bytes:
         assert len(told) == 0 or 0 <= told[0] <= told[-1] < whole_words(len(piece)) // WORD_BYTES
     steps.finish()
     return tensor
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_each_says_how_far_it_is(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap, "has_native", lambda: native and has_native())
+    old, new = np.zeros(40_000, np.uint8), np.zeros(40_000, np.uint8)
+    draw = np.random.default_rng(5)
+    new[draw.integers(0, 40_000, 200)] = draw.integers(1, 256, 200)
+    gaps = "NativeSteps" if native and has_native() else "PlainSteps"
+    wanted = {
+        "xor": "<XorSteps version 3, tensor 'w'>",
+        "overwrite": "<_Overwrite at byte 8000>",
+        "gap": f"<{gaps} at byte 8000>",
+    }
+    for encoding, shown in wanted.items():
+        blob = encode(Encoding(encoding), old, new)
+        assert blob is not None
+        steps = piecewise(delta(encoding, memoryview(blob)), 40_000)
+        steps.apply(old[:8000].copy())
+        assert repr(steps) == shown
 
 
 @settings(deadline=None, max_examples=60)
@@ -98,6 +119,7 @@ def test_memory_does_not_grow_with_the_tensor() -> None:
     length = 64 * 2**20
     blob = zstandard.ZstdCompressor(level=1).compress(bytes(length))
     piece = np.zeros(2**20, np.uint8)
+    piecewise(delta("xor", memoryview(blob)), length).apply(piece)  # a compiler is loaded once
     tracemalloc.start()
     try:
         steps = piecewise(delta("xor", memoryview(blob)), length)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hotswap.stream import Publisher, SourceNotReady, StreamError, prune, published_versions
+from hotswap.stream import (
+    Publisher,
+    PullReport,
+    SourceNotReady,
+    StreamError,
+    VersionMissing,
+    prune,
+    published_versions,
+    pull,
+)
 from hotswap.stream.disk import LocalDisk
 from hotswap.stream.layout import INDEX, directory_of
+from tests.unit.stream.streams import Stream, contents_of, refusal_of
+from tests.unit.stream.test_sources import at_read
 from tests.unit.stream.trained import Trainer
 
 
@@ -76,3 +88,39 @@ def test_nothing_goes_for_a_version_that_is_being_written(trainer: Trainer, begu
         prune(trainer.source, keep=1)
     assert published_versions(trainer.source) == before
     trainer.check(2)
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite", "gap", "full"])
+def test_a_pull_beside_a_prune_gives_the_target_or_leaves_what_was_there(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions that a reader is on its way over go while it reads, one or all of them."""
+    acted, number = True, 0
+    while acted:
+        number += 1
+        root, acts = tmp_path / str(number), list[int]()
+        stream = Stream(root, encoding, encoding, "full", encoding, "full", encoding)
+        pull(stream.local, stream.source, 1, base_dir=stream.base, threads=1)
+
+        def go(stream: Stream = stream, acts: list[int] = acts) -> None:
+            acts.append(1)
+            prune(stream.source, keep=1)
+
+        path = max(directory_of(stream.source, 2).glob("*.safetensors"))
+        with monkeypatch.context() as patched:
+            at_read(patched, path, number, go)
+            error = refusal_of(partial(pull_to, stream, 2))
+        at = 2 if error is None else 1
+        assert contents_of(stream.local) == stream.at(at)
+        if error is not None:
+            assert isinstance(error, SourceNotReady | VersionMissing)
+            assert error.local_version == 1
+        acted = bool(acts)
+        # The newest is still to be had, from the full version before it.
+        pull_to(stream, 6)
+        assert contents_of(stream.local) == stream.at(6)
+    assert number > 4
+
+
+def pull_to(stream: Stream, target: int) -> PullReport:
+    return pull(stream.local, stream.source, target, base_dir=stream.base, threads=1)

@@ -105,7 +105,7 @@ def test_a_disk_that_fails_anywhere_leaves_a_whole_version(stream: Stream, steps
     shutil.copytree(stream.local, kept)
     counting = FaultyDisk()
     reach(stream, 5, counting)
-    for at in range(0, len(counting.calls), 13):
+    for at in range(0, len(counting.calls), 29):
         shutil.rmtree(stream.local)
         shutil.copytree(kept, stream.local)
 

@@ -20,6 +20,7 @@ from hotswap.stream import (
     StreamError,
     VersionSurvey,
     directory_of,
+    prune,
     publish_delta,
     pull,
     survey_local,
@@ -33,6 +34,7 @@ from hotswap.stream.verified import Faults
 from hotswap.weights.folder import OpenFile
 from tests.unit.stream.crashes import add_aggregate
 from tests.unit.stream.streams import Stream, edit_index, publish, write_checkpoint
+from tests.unit.stream.test_sources import at_read
 
 FILE = "model-00000-of-00001.safetensors"
 LOCAL_FILE = "model-00001-of-00002.safetensors"
@@ -330,3 +332,30 @@ def test_a_local_checkpoint_is_not_verified_while_it_is_written(stream: Stream) 
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite", "gap", "full"])
+@pytest.mark.parametrize("base_is_known", [True, False])
+def test_a_survey_beside_a_prune_tells_of_what_stays(
+    encoding: str, base_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions that go while it looks are neither faults nor what the others are measured by."""
+    acted, number = True, 0
+    while acted:
+        number += 1
+        acts = list[int]()
+        stream = Stream(tmp_path / str(number), "xor", encoding, "full", "xor")
+
+        def go(source: Path = stream.source, acts: list[int] = acts) -> None:
+            acts.append(1)
+            prune(source, keep=1)
+
+        path = max(directory_of(stream.source, 2).glob("*.safetensors"))
+        with monkeypatch.context() as patched:
+            at_read(patched, path, number, go)
+            seen = survey_source(stream.source, base_dir=stream.base if base_is_known else None)
+        troubles = [(one.version, one.trouble) for one in seen.versions if one.trouble]
+        assert troubles == []
+        assert {3, 4} <= {one.version for one in seen.versions}
+        acted = bool(acts)
+    assert number > 2
