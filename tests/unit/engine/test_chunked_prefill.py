@@ -100,10 +100,11 @@ async def test_a_short_request_beside_long_ones_does_not_wait_for_them(checkpoin
     directory = checkpoint(arch="qwen3")
     async with EmbeddedEngine.from_directory(directory, chunked_prefill_size=32) as engine:
         gate = Turnstile(engine, passes=1)
-        longs = [
-            submit(engine, [n, *random_ids(200, seed=n)], rid=str(n), max_new_tokens=1)
-            for n in range(8)
-        ]
+        async with together(engine):
+            longs = [
+                submit(engine, [n, *random_ids(200, seed=n)], rid=str(n), max_new_tokens=1)
+                for n in range(8)
+            ]
         await gate.reached()
         short = submit(engine, [99, *random_ids(10, seed=99)], rid="short", max_new_tokens=1)
         ended: list[str] = []

@@ -18,6 +18,7 @@ from tests.unit.engine.driving import (
     load_while_paused,
     random_ids,
     submit,
+    together,
     tokens_of,
 )
 
@@ -75,10 +76,11 @@ async def test_all_at_once(checkpoint: Make) -> None:
     texts = [SHARED + tail for tail in TAILS]
     wanted = await without_cache(directory, texts, 6)
     async with EmbeddedEngine.from_directory(directory) as engine:
-        together = [
-            submit(engine, text, rid=str(n), max_new_tokens=6) for n, text in enumerate(texts)
-        ]
-        seen = [await chunks_of(generation) for generation in together]
+        async with together(engine):
+            ones = [
+                submit(engine, text, rid=str(n), max_new_tokens=6) for n, text in enumerate(texts)
+            ]
+        seen = [await chunks_of(generation) for generation in ones]
         assert [tokens_of(chunks) for chunks in seen] == wanted
         assert [chunks[0].cached_tokens for chunks in seen] == [0] + [512] * 5
         # The second pass takes from the first one what the first pass computed.

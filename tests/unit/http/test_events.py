@@ -62,7 +62,7 @@ async def read_to_the_end(serving: Serving, **options: Any) -> list[Frame]:
 async def body_of(call: AsgiCall, wanted: str) -> str:
     """Read until ``wanted`` has come."""
     text = ""
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while wanted not in text:
             message: Message = await call.next_message()
             text += message.get("body", b"").decode()
