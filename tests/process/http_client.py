@@ -101,7 +101,8 @@ class Client:
         """Ask for ``/status`` until it is as wanted: for what a server tells nobody else."""
         async with asyncio.timeout(LIMIT_S):
             while not holds(status := (await self.get("/status"))[1]):
-                pass
+                # Asking without a pause would take the time of the work that is waited for.
+                await asyncio.sleep(0.01)
         return status
 
     async def updates(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
-ROUNDS = 200
+ROUNDS = [50, 200]
 LIMIT_S = 2.0
 """What the clients of a trainer wait for a control call before they call it lost."""
 
@@ -36,8 +36,8 @@ async def client(server: ServerProcess) -> AsyncIterator[Client]:
         yield client
 
 
-async def rounds(client: Client, mode: str) -> None:
-    for _ in range(ROUNDS):
+async def rounds(client: Client, mode: str, count: int) -> None:
+    for _ in range(count):
         for path, body in (
             ("/pause_generation", {"mode": mode}),
             ("/continue_generation", {}),
@@ -48,11 +48,12 @@ async def rounds(client: Client, mode: str) -> None:
             assert status == 200 or "overtaken by" in str(reply), (path, status, reply)
 
 
+@pytest.mark.parametrize("count", mostly_long(ROUNDS, but=[50]))
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_call_is_answered(client: Client, mode: str) -> None:
+async def test_every_call_is_answered(client: Client, mode: str, count: int) -> None:
     async with Streams(client) as streams:
         running = [streams.start([at + 1, 2], 100) for at in range(2)]
-        await asyncio.gather(rounds(client, mode), rounds(client, MODES[0]))
+        await asyncio.gather(rounds(client, mode, count), rounds(client, MODES[0], count))
         await client.resume()
         ends = [(await stream.finished())["meta_info"]["finish_reason"] for stream in running]
     assert {end["type"] for end in ends} <= {"length", "abort"}
