@@ -9,6 +9,7 @@ may have none that this server's checkpoints need.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from hotswap.stream import publish_delta
+from tests.untraced import UNTRACED
 
 __all__ = ["Publisher", "publisher"]
 
@@ -51,6 +53,7 @@ async def publisher(base: Path, source: Path, expected: Path) -> AsyncIterator[P
     """Run it; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, str(base), str(source), str(expected)),
+        env={**os.environ, **UNTRACED},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -13,8 +13,15 @@ from contrib.bench.generation_side import SideProcess, prompts
 from contrib.bench.process import thread_cpu_s
 from contrib.bench.streams import Streams
 from hotswap.testing.checkpoints import make_checkpoint
+from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in UNTRACED.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def fuzz_all(server: ServerProcess, *, examples: int) -> None:
 
 
 def test_no_request_of_the_document_breaks_the_server(fuzzed: ServerProcess) -> None:
-    fuzz_all(fuzzed, examples=5)
+    fuzz_all(fuzzed, examples=3)
 
 
 @pytest.mark.long

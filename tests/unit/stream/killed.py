@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.markdown_blocks import ROOT
+from tests.untraced import UNTRACED
 
 __all__ = ["kill_publishers"]
 
@@ -26,7 +28,14 @@ def kill_publishers(root: Path, *, kills: int, seed: int) -> dict[str, int]:
         json.dumps(spec),
         str(root),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **UNTRACED},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     seen: dict[str, int] = json.loads(done.stdout)
     return seen
