@@ -1,10 +1,10 @@
 """A swap under 32 streams: what each of them waits beyond the pause.
 
 The server decodes 32 texts for one client, which then swaps to the other checkpoint with
-one request. Of each stream the longest gap between two tokens that overlaps the swap is
-taken, from the request being sent to its reply, and the stream that waited longest
-counts. A decode step is the streams' median gap before. The worst round decides: the
-target speaks of each stream and each swap.
+one request, and goes on until every stream has tokens from after it. Of each stream the
+longest gap between two tokens that overlaps the swap is taken, from the request being sent
+to its reply, and the stream that waited longest counts. A decode step is the streams'
+median gap before. The worst round decides: the target speaks of each stream and each swap.
 
 What of it is the machine's is measured in the same run. Each round has streams that nobody
 swaps under, of which the longest gap is taken in the same way, from the same token on and
@@ -42,7 +42,9 @@ MODES = ("in_place", "retract")
 NOBODY = "no swap"
 _STREAMS = 32
 _PROMPT_TOKENS = 8
-_TOKENS = 22
+# More than a stream gets: all are cut once each has some from after the swap.
+_TOKENS = 1000
+_TOKENS_AFTER = 2
 _SWAP_AFTER = 10
 # The first steps of the streams have prompts of others in them.
 _UNEVEN_STEPS = 4
@@ -108,12 +110,12 @@ def longest_gap(arrivals: Sequence[Sequence[float]], start: float, end: float) -
 def widest(arrivals: Sequence[Sequence[float]], start: float, end: float) -> tuple[float, float]:
     """Of all streams, the longest time between two tokens that overlaps ``start`` to ``end``.
 
-    Raises: ValueError when a stream has none: it was over, or had not begun.
+    Raises: ValueError when a stream had not begun, or has no token from after ``end``.
     """
-    overlapping = [_overlapping(one, start, end) for one in arrivals]
-    if not all(overlapping):
+    if not all(one and one[0] <= start and one[-1] > end for one in arrivals):
         raise ValueError("a stream did not decode then; wanted all of them to outlive the swap")
-    return max((gap for gaps in overlapping for gap in gaps), key=lambda gap: gap[1] - gap[0])
+    gaps = [gap for one in arrivals for gap in _overlapping(one, start, end)]
+    return max(gaps, key=lambda gap: gap[1] - gap[0])
 
 
 def _overlapping(arrivals: Sequence[float], start: float, end: float) -> list[tuple[float, float]]:
@@ -124,10 +126,12 @@ class _Watched:
     """Streams that decode, and a window from now on whose longest gap is looked for."""
 
     def __init__(self, server: Server) -> None:
+        _await_idle(server)
         server.post("/flush_cache", {})
-        prompts_ = prompts(_STREAMS, length=_PROMPT_TOKENS)
         self._pid = server.pid
-        self._streams = Streams(server.port, prompts_, tokens=_TOKENS)
+        self._streams = Streams(
+            server.port, prompts(_STREAMS, length=_PROMPT_TOKENS), tokens=_TOKENS
+        )
         self._streams.await_tokens(_SWAP_AFTER)
         self._before = Moment.now(self._pid)
         self._start = time.perf_counter()
@@ -136,10 +140,11 @@ class _Watched:
         return f"<_Watched {self._streams!r}>"
 
     def close(self) -> tuple[SwapSeen, int]:
-        """What was seen up to now, once the streams are over, and the most tokens of one."""
+        """What was seen up to now, and the most tokens of one. Ends the streams."""
         end = time.perf_counter()
         others_s = Moment.now(self._pid).others_s(self._before)
-        arrivals = self._streams.end()
+        self._streams.await_tokens(self._streams.most + _TOKENS_AFTER)
+        arrivals = self._streams.cut()
         steps = [
             after - first
             for one in arrivals
@@ -177,8 +182,15 @@ def _left_alone(server: Server, *, window_ms: float) -> SwapSeen:
     return watched.close()[0]
 
 
+def _await_idle(server: Server) -> None:
+    """Until the engine has let go of the streams that were cut."""
+    while server.get("/status")["http_requests"]:
+        time.sleep(0.05)
+
+
 def _prefill_ms(server: Server, *, length: int) -> float:
     """From prompts as long as the texts were to the last one's first token; unseen ones."""
+    _await_idle(server)
     unseen = prompts(_STREAMS, first=_UNSEEN, length=length)
     start = time.perf_counter()
     arrivals = Streams(server.port, unseen, tokens=1).end()

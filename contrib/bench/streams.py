@@ -68,7 +68,7 @@ class Streams:
         self._tokens = tokens
         self._news = threading.Condition()
         self._error: Exception | None = None
-        self._is_over = False
+        self._is_over = self._is_cut = False
         self._streams = [_Stream(port, prompt, tokens=tokens) for prompt in prompts]
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -102,6 +102,22 @@ class Streams:
                 )
         return [one.ends[:-1] for one in self._streams]
 
+    def cut(self) -> list[list[float]]:
+        """When each token has come so far; closed connections then end the requests.
+
+        Raises: RuntimeError when a stream has broken off by itself.
+        """
+        self._is_cut = True
+        self._thread.join(_DEADLINE_S)
+        if self._thread.is_alive() or self._error is not None:
+            raise RuntimeError("the streams cannot be cut") from self._error
+        return [one.ends[: self._tokens] for one in self._streams]
+
+    @property
+    def most(self) -> int:
+        """How many tokens the stream has that has most."""
+        return max(len(one.ends) for one in self._streams)
+
     @property
     def _least(self) -> int:
         return min(len(one.ends) for one in self._streams)
@@ -111,7 +127,7 @@ class Streams:
             with selectors.DefaultSelector() as selector:
                 for one in self._streams:
                     selector.register(one.socket, selectors.EVENT_READ, one)
-                while selector.get_map():
+                while selector.get_map() and not self._is_cut:
                     ready = selector.select(_DEADLINE_S)
                     if not ready:
                         raise RuntimeError(f"nothing came for {_DEADLINE_S:.0f} s")

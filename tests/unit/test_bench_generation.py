@@ -52,9 +52,10 @@ def test_a_gap_that_spans_the_whole_swap_counts() -> None:
     assert longest_gap([[0.0, 5.0]], 2.0, 3.0) == 5.0
 
 
-def test_a_stream_that_was_over_has_no_gap() -> None:
+@pytest.mark.parametrize("other", [[0.0, 1.0], [0.0, 1.0, 2.5, 2.9], [2.5, 5.0], []])
+def test_a_stream_that_did_not_live_through_the_swap_says_nothing(other: list[float]) -> None:
     with pytest.raises(ValueError, match="outlive the swap"):
-        longest_gap([[0.0, 5.0], [0.0, 1.0]], 2.0, 3.0)
+        longest_gap([[0.0, 5.0], other], 2.0, 3.0)
 
 
 def test_pause_and_recomputed_texts_are_allowed_for() -> None:

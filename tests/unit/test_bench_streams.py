@@ -103,3 +103,27 @@ def test_waiting_for_tokens_that_cannot_come_ends() -> None:
         streams = Streams(port, [[1], [2]], tokens=2)
         with pytest.raises(RuntimeError, match="a stream has 1 tokens, wanted 2"):
             streams.await_tokens(2)
+
+
+def test_streams_that_are_cut_keep_what_came() -> None:
+    gone = threading.Event()
+
+    def answer(connection: socket.socket, prompt: list[int]) -> None:
+        connection.sendall(_event("{}") * prompt[0])
+        # More comes until nobody reads any more.
+        while not gone.is_set():
+            try:
+                connection.sendall(_event("{}"))
+            except OSError:
+                gone.set()
+
+    with _answering(answer) as port:
+        streams = Streams(port, [[2]], tokens=3)
+        streams.await_tokens(2)
+        assert streams.most >= 2
+        arrivals = streams.cut()
+        assert gone.wait(30)
+
+    # No more than were asked for: the end of a text is an event too.
+    assert 2 <= len(arrivals[0]) <= 3
+    assert arrivals[0] == sorted(arrivals[0])
