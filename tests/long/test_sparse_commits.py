@@ -23,6 +23,7 @@ COMMITS = 50
 @pytest.mark.parametrize("tied", [False, True])
 async def test_the_oracle_after_fifty_sparse_commits(tmp_path: Path, tied: bool) -> None:
     """A tied model in bf16 whose checkpoints are float32: fused, tied and cast at once."""
+    PATCHES.clear()
     base = make_checkpoint(tmp_path / "base", seed=3, tied=tied)
     source, local, draw = tmp_path / "source", tmp_path / "local", random.Random(int(tied))
     options = {"dtype": torch.bfloat16} if tied else {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hotswap.sparse.cache import PATCHES
 from tests.process.failing import watched
 from tests.process.http_client import Client, Streams
 from tests.process.in_process import InProcess, load, serving
@@ -21,6 +22,12 @@ TOKENS = 6
 PROMPT = [5, 6, 7]
 
 Seen = tuple[dict[str, str], list[list[int]]]
+
+
+@pytest.fixture(autouse=True)
+def patches() -> None:
+    """None that other tests of this process have pulled."""
+    PATCHES.clear()
 
 
 async def seen(client: Client) -> Seen:
