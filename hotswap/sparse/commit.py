@@ -44,7 +44,7 @@ class SparseTransaction:
     ) -> None:
         self.changes = changes
         self.live = live
-        self.patches = tuple(patches)
+        self.patches: tuple[Patch, ...] = tuple(patches)
         self.before = before
         self._engine = engine
         self._plan = plan
