@@ -91,7 +91,7 @@ class UpdateSession:
         self.labels: Labels = labels or Labels()
         self.unnamed = unnamed
         self.selector = selector
-        self.chunks = 0
+        self.chunks: int = 0
         self.lock: anyio.Lock = anyio.Lock()
         self._engine = engine
         self._held: dict[str, Transaction] = {}

@@ -122,7 +122,7 @@ class ScoreSheet:
         self._texts: dict[int, str] = {}
         self._inputs = _Columns(wanted)
         self._outputs = _Columns(wanted)
-        self.output_total = 0.0
+        self.output_total: float = 0.0
 
     def __repr__(self) -> str:
         return f"<ScoreSheet {len(self._inputs.tokens)} in, {len(self._outputs.tokens)} out>"

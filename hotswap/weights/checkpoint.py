@@ -57,7 +57,7 @@ class Checkpoint(Closing):
         say that knows; None at first.
         """
         self.path = path
-        self.files = tuple(files)
+        self.files: tuple[OpenFile, ...] = tuple(files)
         self.origin: object | None = None
         self._payloads = dict(payloads)
         self._resources = resources

@@ -75,10 +75,9 @@ def expected_refusal(facts: Facts, command: Command, now: Situation) -> type[Com
         if now.in_flight if serving else now.holding_kv:
             return InFlight
     if command in (C.UPDATE, C.RESET):
-        if facts.weights in (Weights.RELEASED, Weights.RELEASED_TORN):
-            return IllegalCommand
-        whole = facts.weights is Weights.WHOLE
-        if command is C.UPDATE and not (whole or now.full_coverage or now.chunk):
+        released = facts.weights in (Weights.RELEASED, Weights.RELEASED_TORN)
+        enough = facts.weights is Weights.WHOLE or now.full_coverage or now.chunk
+        if released or (command is C.UPDATE and not enough):
             return IllegalCommand
     return None
 
