@@ -59,7 +59,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.long
 def test_packages_of_the_template_work_beside_the_wheel(tmp_path: Path) -> None:
     sources = copy_sources(tmp_path / "sources")
     wheels = tmp_path / "wheels"
@@ -80,11 +79,6 @@ def test_packages_of_the_template_work_beside_the_wheel(tmp_path: Path) -> None:
     dists = {"hotswap-disk", *(f"hotswap-my-{kind}" for kind in KINDS)}
     assert {plugin["name"] for plugin in found["plugins"]} == dists
     assert_tests_pass(clean, packages, cwd=tmp_path / "tests-of-all")
-
-
-def test_packages_of_the_template_are_clean(tmp_path: Path) -> None:
-    """What of the test above takes no minute."""
-    assert_clean([generated(kind, tmp_path / kind) for kind in KINDS])
 
 
 @pytest.mark.parametrize("name", ["Rsync", "a--b", ""])
