@@ -103,6 +103,9 @@ class Rig:
             with self.server() as process, process.client(timeout_s=LIMIT_S) as http:
                 if after is not None:
                     modes.append(self._check_after(http, after))
+                    # What was loaded from there is no longer tied to those files.
+                    maps = Path(f"/proc/{process.pid}/maps").read_text()
+                    assert str(self.local.parent) not in maps
                 if cut is not None:
                     self._kill_in(process, http, cut)
             after = cut

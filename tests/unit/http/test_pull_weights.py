@@ -236,10 +236,29 @@ async def test_outside_the_roots(serve: Callable[..., Any], stream: Stream, tmp_
     assert not stream.local.exists()
 
 
+async def test_a_source_outside_the_roots_leaves_what_was_there(
+    serve: Callable[..., Any], stream: Stream, tmp_path: Path
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    shutil.copytree(stream.source, inside / "source")
+    serving = serve(model=str(stream.base), source_root=(str(inside),))
+    told = asked(stream, 2, source_dir=str(inside / "source"))
+    assert (await serving.json("POST", PULL, json=told))[0] == 200
+    reply = await serving.client.post(PULL, json=asked(stream, 3))
+    body = reply.json()
+    assert (reply.status_code, body["local_version"]) == (403, 2)
+    assert body["message"].endswith(f"{stream.local} holds version 2, whole")
+    assert contents_of(stream.local) == stream.at(2)
+
+
 async def test_a_base_that_was_changed(serving: Any, stream: Stream) -> None:
+    await serving.json("POST", PULL, json=asked(stream, 2))
     os.utime(next(stream.base.glob("*.safetensors")), ns=(1, 1))
     reply = await serving.client.post(PULL, json=asked(stream, 1))
     assert reply.headers["x-hotswap-error"] == "BaseChanged"
+    assert reply.json()["local_version"] == 2
+    assert reply.json()["message"].endswith(f"{stream.local} holds version 2, whole")
 
 
 # --- who may, who leaves
