@@ -54,8 +54,10 @@ class Shared:
 
     def listed(self, tensors: Named, *, held: list[torch.Tensor]) -> str:
         """A list of names and tensors."""
-        held.extend(tensor for _, tensor in tensors)
-        return base64.b64encode(forking(tensors)).decode()
+        # torch would move the tensors of the checkpoint themselves into shared memory.
+        copies = [(name, tensor.clone()) for name, tensor in tensors]
+        held.extend(tensor for _, tensor in copies)
+        return base64.b64encode(forking(copies)).decode()
 
     def share(self, chunks: Sequence[Named], *, form: str) -> tuple[int, list[str]]:
         """A payload for each chunk; they are there until ``release`` of the number."""
