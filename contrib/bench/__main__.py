@@ -17,6 +17,7 @@ from contrib.bench import (
     memory,
     pull,
     pull_load,
+    push_native,
     sparse_commit,
     stream_wire,
     token_gap,
@@ -34,6 +35,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "generation_swap": generation_swap.run,
     "pull": pull.run,
     "pull_load": pull_load.run,
+    "push_native": push_native.run,
     "stream_wire": stream_wire.run,
     "sparse_commit": sparse_commit.run,
 }

@@ -19,7 +19,7 @@ from typing import Self
 from contrib.bench import process
 from contrib.bench.paths import BENCH_DIR, REPOSITORY
 
-__all__ = ["Arrival", "RequestFailed", "Server"]
+__all__ = ["Arrival", "RequestFailed", "Server", "free_port"]
 
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 120.0
@@ -43,7 +43,7 @@ class Server:
     """Starts on entry and is stopped on exit; its log lies in ``.bench/``."""
 
     def __init__(self, model: Path, *, threads: int, options: Sequence[str] = ()) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.log = BENCH_DIR / f"server-{self.port}.log"
         self.command = [
             *(str(Path(sys.executable).with_name("hotswap")), "serve"),
@@ -189,7 +189,7 @@ def _completion_tokens(chunk: Mapping[str, object]) -> int:
     return count
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

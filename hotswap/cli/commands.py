@@ -80,6 +80,23 @@ _SERVER = (
         help="whose server it is; auto asks it",
     ),
 )
+_LABELS = (
+    Flag(name="--weight-version", metavar="LABEL", help="what to call the new weights"),
+    _number("--token-step", "the training step"),
+    Flag(
+        name="--pause-mode",
+        metavar="MODE",
+        choices=_MODES,
+        help="how requests in flight are met; retract, and abort on SGLang's servers",
+    ),
+    Flag(
+        name="--flush-cache",
+        default=True,
+        negative=True,
+        help="drop cached prefixes (the default)",
+    ),
+)
+_WITHIN = _seconds("--within-s", "seconds for all of it, retries included", default=600.0)
 _THREADS = _number("--threads", "threads that share out the tensors; one a processor, at most 8")
 _VERIFYING_THREADS = _number("--threads", "threads that share out the tensors; one a processor")
 _LOCK = _seconds(
@@ -111,27 +128,39 @@ COMMANDS: tuple[CliCommand, ...] = (
                 help="the load strategy that reads it, of a plug-in of the server; without it the "
                 "server's --load-strategy",
             ),
-            Flag(name="--weight-version", metavar="LABEL", help="what to call the new weights"),
-            _number("--token-step", "the training step"),
-            Flag(
-                name="--pause-mode",
-                metavar="MODE",
-                choices=_MODES,
-                help="how requests in flight are met; retract, and abort on SGLang's servers",
-            ),
-            Flag(
-                name="--flush-cache",
-                default=True,
-                negative=True,
-                help="drop cached prefixes (the default)",
-            ),
+            *_LABELS,
             Flag(
                 name="--fenced",
                 negative=True,
                 help="pause, flush, update and continue as four requests; the default on "
                 "SGLang's servers",
             ),
-            _seconds("--within-s", "seconds for all of it, retries included", default=600.0),
+            _WITHIN,
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="push",
+        help="bring a checkpoint's tensors to a running server",
+        flags=(
+            _directory("directory", "a checkpoint on this machine"),
+            *_SERVER,
+            Flag(
+                name="--transport",
+                metavar="HOW",
+                choices=("auto", "body", "shared-memory"),
+                default="auto",
+                help="the bytes as a body, or memory that the server sees on the same machine",
+            ),
+            Flag(
+                name="--scope",
+                metavar="SCOPE",
+                choices=("full", "partial"),
+                default="full",
+                help="whether it has to be all of the weights",
+            ),
+            *_LABELS,
+            _WITHIN,
             _JSON,
         ),
     ),

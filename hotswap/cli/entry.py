@@ -66,6 +66,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
     from hotswap.cli.plugins import run_plugins
     from hotswap.cli.publish import run_prune, run_publish
     from hotswap.cli.pull import run_pull
+    from hotswap.cli.push import run_push
     from hotswap.cli.state import run_state
     from hotswap.cli.update import run_update
     from hotswap.cli.verify import run_verify
@@ -80,6 +81,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
         "prune": run_prune,
         "publish": run_publish,
         "pull": run_pull,
+        "push": run_push,
         "state": run_state,
         "update": run_update,
         "verify": run_verify,

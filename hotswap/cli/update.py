@@ -16,7 +16,7 @@ from hotswap.counted import counted
 if TYPE_CHECKING:
     from hotswap.client import UpdateInProgress, UpdateResult
 
-__all__ = ["run_update"]
+__all__ = ["line_of", "run_update"]
 
 
 def run_update(options: argparse.Namespace) -> ExitCode:
@@ -36,7 +36,7 @@ def run_update(options: argparse.Namespace) -> ExitCode:
         del shown["shown"]
         print_json(shown)
     else:
-        print_text(_line(result))
+        print_text(line_of(result))
     return ExitCode.DONE
 
 
@@ -67,7 +67,8 @@ def _source(given: str) -> str:
     return str(Path(given).resolve()) if os.path.exists(given) else given
 
 
-def _line(result: UpdateResult) -> str:
+def line_of(result: UpdateResult) -> str:
+    """What an update did, and cost, for people."""
     name = result.weight_version or "(no name)"
     if result.confirmed_by == "state":
         return f"version {name} is live; the reply was lost, so its costs are not known"

@@ -6,7 +6,7 @@
         client.wait_ready()
         client.update("/checkpoints/7", version="7")
 
-Both clients run the same steps; nothing in here needs torch.
+Both clients run the same steps; nothing in here needs torch but a push.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hotswap.client.errors import (
     WeightsAfter,
     weights_after,
 )
+from hotswap.client.push_calls import push, push_async
+from hotswap.client.pushing import Transport
 from hotswap.client.session import ServerKind
 from hotswap.client.shown import ServerState, UpdateInProgress, UpdateResult
 from hotswap.client.sse import ServerEvent
@@ -41,8 +43,11 @@ __all__ = [
     "ServerKind",
     "ServerState",
     "StillPaused",
+    "Transport",
     "UpdateInProgress",
     "UpdateResult",
     "WeightsAfter",
+    "push",
+    "push_async",
     "weights_after",
 ]

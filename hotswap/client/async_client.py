@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Self
@@ -13,10 +14,12 @@ from hotswap.client import commands
 from hotswap.client.drivers import AsyncDriver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, beside
+from hotswap.client.pushing import PushPayload, PushRequest, Tensors, Transport, push
 from hotswap.client.session import ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
 from hotswap.client.updating import UpdateRequest, default_mode, kind_for, update
+from hotswap.uninterrupted import on_worker_thread
 
 __all__ = ["AsyncClient", "AsyncEventStream", "AsyncPausedServer"]
 
@@ -160,6 +163,41 @@ class AsyncClient:
                 return await self._driver.run(update(session, wanted, budget=budget))
 
         return await beside(work(), session, self._http, source=wanted.source, progress=progress)
+
+    async def push(
+        self,
+        tensors: Tensors,
+        *,
+        version: str | int | None = None,
+        token_step: int | None = None,
+        pause_mode: str | None = None,
+        flush_cache: bool = True,
+        scope: str = "full",
+        update_id: str | None = None,
+        transport: Transport | str = Transport.AUTO,
+        within_s: float = 600.0,
+    ) -> UpdateResult:
+        """Bring ``tensors`` to the server as one update; see ``docs/reference/client.md``.
+
+        They must not change before it is over. Raises: ValueError for what cannot be sent,
+        UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused, NoAnswer,
+        OutcomeUnknown; OSError when ``/dev/shm`` has no room and shared memory was asked for.
+        """
+        session = self._session
+        wanted = PushRequest(
+            version=None if version is None else str(version),
+            token_step=token_step,
+            pause_mode=pause_mode,
+            flush_cache=flush_cache,
+            scope=scope,
+            update_id=update_id,
+        )
+        # Copying takes its time.
+        make = partial(PushPayload, tensors, transport=Transport(transport), url=self.url)
+        with await on_worker_thread(make) as payload:
+            return await self._driver.run(
+                push(session, payload, wanted, budget=session.budget(within_s))
+            )
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> AsyncEventStream:
         """What happens on the server, from the event with the id ``after`` on."""

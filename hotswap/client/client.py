@@ -13,6 +13,7 @@ from hotswap.client import commands
 from hotswap.client.drivers import Driver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, looked_at
+from hotswap.client.pushing import PushPayload, PushRequest, Tensors, Transport, push
 from hotswap.client.session import ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
@@ -146,6 +147,37 @@ class Client(Closing):
             fence = self.paused(pause_mode or default_mode(kind), within_s=within_s)
         with looked_at(session, self._http, source=wanted.source, progress=progress), fence:
             return self._driver.run(update(session, wanted, budget=budget))
+
+    def push(
+        self,
+        tensors: Tensors,
+        *,
+        version: str | int | None = None,
+        token_step: int | None = None,
+        pause_mode: str | None = None,
+        flush_cache: bool = True,
+        scope: str = "full",
+        update_id: str | None = None,
+        transport: Transport | str = Transport.AUTO,
+        within_s: float = 600.0,
+    ) -> UpdateResult:
+        """Bring ``tensors`` to the server as one update; see ``docs/reference/client.md``.
+
+        They must not change before it is over. Raises: ValueError for what cannot be sent,
+        UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused, NoAnswer,
+        OutcomeUnknown; OSError when ``/dev/shm`` has no room and shared memory was asked for.
+        """
+        session = self._session
+        wanted = PushRequest(
+            version=None if version is None else str(version),
+            token_step=token_step,
+            pause_mode=pause_mode,
+            flush_cache=flush_cache,
+            scope=scope,
+            update_id=update_id,
+        )
+        with PushPayload(tensors, transport=Transport(transport), url=self.url) as payload:
+            return self._driver.run(push(session, payload, wanted, budget=session.budget(within_s)))
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> EventStream:
         """What happens on the server, from the event with the id ``after`` on."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import httpx
 
 from hotswap.client.effects import (
     CloseStream,
+    Content,
     Effect,
     NoReply,
     OpenStream,
@@ -68,7 +69,9 @@ class Driver:
         try:
             match effect:
                 case Send():
-                    return _reply(self._http.send(_request(self._http, self._url, effect)))
+                    content = None if effect.content is None else iter(effect.content.pieces)
+                    request = _request(self._http, self._url, effect, content)
+                    return _reply(self._http.send(request))
                 case Sleep(seconds=seconds):
                     self._pause(seconds)
                 case OpenStream():
@@ -132,7 +135,8 @@ class AsyncDriver:
         try:
             match effect:
                 case Send():
-                    request = _request(self._http, self._url, effect)
+                    pieces = None if effect.content is None else _piece_by_piece(effect.content)
+                    request = _request(self._http, self._url, effect, pieces)
                     return _reply(await self._http.send(request))
                 case Sleep(seconds=seconds):
                     await anyio.sleep(seconds)
@@ -159,13 +163,26 @@ class AsyncDriver:
             await stream.aclose()
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, url: str, asked: Send) -> httpx.Request:
+async def _piece_by_piece(content: Content) -> AsyncIterator[bytes]:
+    for piece in content.pieces:
+        yield cast(bytes, piece)
+
+
+def _request(
+    http: httpx.Client | httpx.AsyncClient, url: str, asked: Send, content: Any
+) -> httpx.Request:
     limit = httpx.Timeout(asked.timeout_s, connect=min(_CONNECT_S, asked.timeout_s))
+    headers = dict(asked.headers)
+    if asked.content is not None:
+        headers["content-type"] = asked.content.media_type
+        # Without it the body would go in chunks, and the server not know its length before.
+        headers["content-length"] = str(asked.content.length)
     return http.build_request(
         asked.method,
         url + asked.path,
         json=None if asked.body is None else dict(asked.body),
-        headers=dict(asked.headers),
+        content=content,
+        headers=headers,
         timeout=limit,
     )
 

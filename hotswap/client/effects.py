@@ -7,12 +7,13 @@ asynchronous one run the same steps (:mod:`hotswap.client.drivers`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 __all__ = [
     "CloseStream",
+    "Content",
     "Effect",
     "NoReply",
     "OpenStream",
@@ -56,13 +57,24 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A body of ``length`` bytes, made anew by every iteration of ``pieces``."""
+
+    pieces: Iterable[bytes | memoryview]
+    length: int
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """One request. ``body`` goes out as JSON; ``timeout_s`` bounds the wait for the reply."""
+    """One request. ``body`` goes out as JSON, ``content`` as it is; ``timeout_s`` bounds the
+    wait for the reply."""
 
     method: str
     path: str
     timeout_s: float
     body: Mapping[str, object] | None = None
+    content: Content | None = None
     # Not shown: a key is in there.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 

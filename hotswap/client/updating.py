@@ -18,7 +18,7 @@ from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
 
-__all__ = ["UpdateRequest", "default_mode", "kind_for", "update"]
+__all__ = ["UpdateRequest", "default_mode", "kind_for", "result_of", "update"]
 
 _PATH = "/update_weights_from_disk"
 _POLL_S = 0.5
@@ -112,7 +112,7 @@ def _attempt(
             return None
         return (yield from _found_out(session, wanted, before, budget, error))
     if reply.status == 200 and body_of(reply).get("success") is True:
-        return _result(wanted, body_of(reply))
+        return result_of(wanted, body_of(reply))
     failure = update_error(reply, doing=_doing(session, wanted))
     if is_busy(failure):
         return None
@@ -206,7 +206,8 @@ def _same(shown: str | None, asked: str) -> bool:
     return shown == asked
 
 
-def _result(wanted: UpdateRequest, body: Mapping[str, Any]) -> UpdateResult:
+def result_of(wanted: UpdateRequest, body: Mapping[str, Any]) -> UpdateResult:
+    """What the ``body`` of a reply says that an update did."""
     return UpdateResult(
         source=wanted.source,
         weight_version=body.get("weight_version", wanted.version),

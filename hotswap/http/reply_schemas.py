@@ -235,6 +235,7 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
     "/begin_weight_update": _BEGUN,
     # What it cost is there where chunks were committed.
     "/end_weight_update": _object({**_SAID, "num_updates": _COUNT, "update_id": _TEXT}, _COST),
+    "/hotswap/v1/push": _SENT,
     "/hotswap/v1/begin": _BEGUN,
     "/hotswap/v1/commit": _object({**_SAID, **_COST, "update_id": _TEXT}),
     "/hotswap/v1/abort": _object({**_SAID, "update_id": _TEXT_OR_NULL, "aborted": _BOOL}),

@@ -21,6 +21,7 @@ from hotswap.http import (
 )
 from hotswap.http.occupation import occupation_routes
 from hotswap.http.pull_weights import PullBody, pull_weights
+from hotswap.http.push import push_route
 from hotswap.http.push_bodies import (
     SessionAbortBody,
     SessionBeginBody,
@@ -68,6 +69,7 @@ def weight_routes() -> list[KindedRoute]:
         # It changes no weight: that is what the update from its directory does.
         control("/pull_weights", pull_weights, methods=post, body=PullBody),
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
+        push_route(),
         *_session_routes(),
         *occupation_routes(),
         lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),

@@ -23,7 +23,7 @@ from hotswap.types import TensorSpec
 from hotswap.weights.folder import OpenFile
 from hotswap.weights.strict_json import parse_object
 
-__all__ = ["DTYPES", "Extent", "read_header"]
+__all__ = ["DTYPES", "LENGTH_BYTES", "Extent", "parse_header", "read_header"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -47,7 +47,9 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 """Every dtype of the format that torch can hold one element at a time."""
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""In front of the header: how long it is, little-endian."""
+
 _MAX_HEADER_BYTES = 100 * 2**20
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
 
@@ -66,13 +68,27 @@ def read_header(file: OpenFile) -> tuple[Extent, ...]:
     Raises: UpdateRejected naming the file, and the tensor where it is one's fault.
     """
     start, text = _header_bytes(file)
-    header = parse_object(text, source=f"{file.name} (safetensors header)")
-    _check_metadata(file.name, header.pop("__metadata__", None))
+    return parse_header(text, source=file.name, room=file.size_bytes - start)
+
+
+def parse_header(text: bytes, *, source: str, room: int | None) -> tuple[Extent, ...]:
+    """Every tensor that the header ``text`` names, in the order of its bytes.
+
+    ``source`` is what messages call it; ``room`` are the bytes behind the header, None where
+    nobody knows yet. Raises: UpdateRejected.
+    """
+    if not text.startswith(b"{"):
+        raise UpdateRejected(
+            f"{source}: header starts with {text[:8]!r}, wanted b'{{'; no safetensors file"
+        )
+    header = parse_object(text, source=f"{source} (safetensors header)")
+    _check_metadata(source, header.pop("__metadata__", None))
     if not header:
-        raise UpdateRejected(f"{file.name}: holds 0 tensors, wanted at least one")
-    spans = [_span(file.name, name, entry) for name, entry in header.items()]
+        raise UpdateRejected(f"{source}: holds 0 tensors, wanted at least one")
+    spans = [_span(source, name, entry) for name, entry in header.items()]
     spans.sort(key=lambda span: span[1:])
-    _check_cover(file, spans, file.size_bytes - start)
+    _check_cover(source, spans, spans[-1][2] if room is None else room)
+    start = LENGTH_BYTES + len(text)
     return tuple(Extent(spec=spec, offset=start + begin) for spec, begin, _ in spans)
 
 
@@ -88,26 +104,22 @@ def _check_metadata(source: str, metadata: object) -> None:
 
 def _header_bytes(file: OpenFile) -> tuple[int, bytes]:
     try:
-        if file.size_bytes < _LENGTH_BYTES:
+        if file.size_bytes < LENGTH_BYTES:
             raise UpdateRejected(
                 f"{file.name}: {file.size_bytes} bytes is no safetensors file; it is truncated"
             )
-        length = int.from_bytes(file.read_bytes(0, _LENGTH_BYTES), "little")
-        room = file.size_bytes - _LENGTH_BYTES
+        length = int.from_bytes(file.read_bytes(0, LENGTH_BYTES), "little")
+        room = file.size_bytes - LENGTH_BYTES
         if length > min(room, _MAX_HEADER_BYTES):
             raise UpdateRejected(
                 f"{file.name}: says that its header has {length} bytes; the file has {room} after "
                 f"the length, and {_MAX_HEADER_BYTES} are allowed; it is truncated or no "
                 "safetensors file"
             )
-        text = file.read_bytes(_LENGTH_BYTES, length)
+        text = file.read_bytes(LENGTH_BYTES, length)
     except OSError as error:
         raise UpdateRejected(f"{file.name}: header cannot be read ({error})") from error
-    if not text.startswith(b"{"):
-        raise UpdateRejected(
-            f"{file.name}: header starts with {text[:8]!r}, wanted b'{{'; no safetensors file"
-        )
-    return _LENGTH_BYTES + length, text
+    return LENGTH_BYTES + length, text
 
 
 def _span(file_name: str, name: str, entry: object) -> tuple[TensorSpec, int, int]:
@@ -150,23 +162,23 @@ def _naturals(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _check_cover(file: OpenFile, spans: list[tuple[TensorSpec, int, int]], room: int) -> None:
+def _check_cover(source: str, spans: list[tuple[TensorSpec, int, int]], room: int) -> None:
     covered = 0
     for spec, begin, end in spans:
         if begin != covered:
             kind = "overlaps the tensor before it" if begin < covered else "leaves a hole before it"
             raise UpdateRejected(
-                f"{file.name}: tensor {spec.name!r} at [{begin}, {end}] {kind}, "
+                f"{source}: tensor {spec.name!r} at [{begin}, {end}] {kind}, "
                 f"wanted it to begin at {covered}"
             )
         if end > room:
             raise UpdateRejected(
-                f"{file.name}: tensor {spec.name!r} ends at byte {end} of the data, but the file "
+                f"{source}: tensor {spec.name!r} ends at byte {end} of the data, but the file "
                 f"has {room}: it is truncated; wait until it is complete and try again"
             )
         covered = end
     if covered != room:
         raise UpdateRejected(
-            f"{file.name}: {room - covered} bytes after the last tensor belong to none; "
+            f"{source}: {room - covered} bytes after the last tensor belong to none; "
             "write the file again"
         )

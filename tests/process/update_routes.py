@@ -16,11 +16,13 @@ from starlette.routing import Route
 from hotswap.http import Kind, create_app
 from hotswap.http.routes import kind_of
 from hotswap.plugins import load_plugins
+from hotswap.push import SafetensorsBody
 from hotswap.settings import Settings
 from hotswap.testing.fake_commands import FakeCommands
 from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.types import PauseMode
 from tests.process.http_client import Client
+from tests.process.push_producer import checkpoint
 from tests.process.pushing import TRAINER
 from tests.tiers import mostly_long
 
@@ -29,6 +31,7 @@ __all__ = [
     "DRIVERS",
     "EACH_ROUTE",
     "MODES",
+    "PUSH",
     "ROUTES",
     "TENSOR",
     "Delivery",
@@ -81,9 +84,27 @@ async def _tensor(client: Client, delivery: Delivery) -> tuple[int, Any]:
         )
 
 
-DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+async def _push(client: Client, delivery: Delivery) -> tuple[int, Any]:
+    """All of them as one safetensors body."""
+    said = {
+        "weight_version": delivery.version,
+        "token_step": delivery.token_step,
+        "flush_cache": delivery.flush_cache,
+        "pause_mode": delivery.pause_mode,
+    }
+    reply = await client.http.post(
+        PUSH,
+        params={name: value for name, value in said.items() if value is not None},
+        content=b"".join(SafetensorsBody(checkpoint(delivery.directory))),
+        headers={"content-type": "application/octet-stream"},
+    )
+    return reply.status_code, reply.json()
 
-DRIVERS: Mapping[str, Driver] = {DISK: _disk, TENSOR: _tensor}
+
+DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+PUSH = "/hotswap/v1/push"
+
+DRIVERS: Mapping[str, Driver] = {DISK: _disk, PUSH: _push, TENSOR: _tensor}
 
 
 def update_routes() -> list[str]:

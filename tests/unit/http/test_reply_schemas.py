@@ -73,6 +73,18 @@ ASKED: dict[str, list[tuple[str, str, object]]] = {
         ("POST", "/hotswap/v1/begin", None),
         ("POST", "/hotswap/v1/abort", None),
     ],
+    "/hotswap/v1/push": [
+        (
+            "POST",
+            "/hotswap/v1/push",
+            {
+                "segment": "torch_1_2_3",
+                "size_bytes": 128,
+                "nonce": "0" * 64,
+                "tensors": [{"name": "a", "dtype": "F32", "shape": [2], "offset": 64}],
+            },
+        )
+    ],
     "/release_memory_occupation": [("POST", "/release_memory_occupation", None)],
     "/resume_memory_occupation": [("POST", "/resume_memory_occupation", {"tags": ["weights"]})],
     "/post_process_weights": [("POST", "/post_process_weights", None)],

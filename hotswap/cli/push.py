@@ -1,0 +1,53 @@
+"""``hotswap push``: bring the tensors of a checkpoint here to a server, wherever it is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.output import fail, print_json, print_text, retries_shown
+
+if TYPE_CHECKING:
+    from hotswap.client import UpdateResult
+
+__all__ = ["run_push"]
+
+
+def run_push(options: argparse.Namespace) -> ExitCode:
+    """Push, and print what it cost."""
+    from hotswap.cli.update import line_of
+    from hotswap.errors import HotswapError
+
+    try:
+        with retries_shown("push"):
+            result = _push(options)
+    except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
+        return fail("push", error, as_json=options.json)
+    if options.json:
+        shown = asdict(result)
+        del shown["shown"]
+        print_json(shown)
+    else:
+        print_text(line_of(result))
+    return ExitCode.DONE
+
+
+def _push(options: argparse.Namespace) -> UpdateResult:
+    """Raises: what the client does; UpdateRejected for a directory that is no checkpoint."""
+    from hotswap.cli.server_address import blocking_client
+    from hotswap.weights.checkpoint import Checkpoint
+
+    with blocking_client(options) as client, Checkpoint.open(options.directory) as checkpoint:
+        return client.push(
+            chain.from_iterable(checkpoint.buckets()),
+            version=options.weight_version,
+            token_step=options.token_step,
+            pause_mode=options.pause_mode,
+            flush_cache=options.flush_cache,
+            scope=options.scope,
+            transport=options.transport.replace("-", "_"),
+            within_s=options.within_s,
+        )

@@ -1,0 +1,217 @@
+"""The steps of a push, and the payload that they send.
+
+Rule: a push is absolute, the same bytes in the same places, so it may be sent again whenever
+nobody knows what became of it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlencode, urlsplit
+
+from hotswap.client.effects import Content, NoReply, Reply, Send, Steps, send, sleep
+from hotswap.client.errors import NoAnswer
+from hotswap.client.replies import body_of, update_error
+from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
+from hotswap.client.shown import UpdateResult
+from hotswap.client.updating import UpdateRequest, default_mode, result_of
+from hotswap.closing import Closing
+from hotswap.errors import UpdateRejected
+
+if TYPE_CHECKING:
+    from hotswap.push import SharedTensors
+    from hotswap.types import Payload
+
+__all__ = ["PushPayload", "PushRequest", "Tensors", "Transport", "push"]
+
+_log = logging.getLogger("hotswap.client")
+
+_PATH = "/hotswap/v1/push"
+_ATTEMPTS = 3
+_POLL_S = 0.5
+
+Tensors: TypeAlias = "Mapping[str, Payload] | Iterable[tuple[str, Payload]] | SharedTensors"
+"""What a push takes: tensors by name, pairs of both, or a ``hotswap.push.SharedTensors``."""
+
+
+class Transport(StrEnum):
+    """``body``: the bytes themselves. ``shared_memory``: the name of memory that both see, on one
+    machine. ``auto``: the latter where the server is at a loopback address and sees the memory,
+    else the former."""
+
+    AUTO = "auto"
+    BODY = "body"
+    SHARED_MEMORY = "shared_memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRequest:
+    """What a push is to do besides bringing tensors. ``scope`` is ``full`` or ``partial``,
+    ``update_id`` the session that it belongs to."""
+
+    version: str | None = None
+    token_step: int | None = None
+    pause_mode: str | None = None
+    flush_cache: bool = True
+    scope: str = "full"
+    update_id: str | None = None
+    attempts: int = field(default=_ATTEMPTS)
+
+    def labels(self, *, fenced: bool) -> dict[str, object]:
+        """The fields of the request."""
+        told: dict[str, object] = {
+            "scope": self.scope,
+            "flush_cache": self.flush_cache,
+            "weight_version": self.version,
+            "token_step": self.token_step,
+            "update_id": self.update_id,
+        }
+        if not fenced:
+            told["pause_mode"] = self.pause_mode or default_mode(ServerKind.HOTSWAP)
+        return {name: value for name, value in told.items() if value is not None}
+
+
+class PushPayload(Closing):
+    """Tensors as they are sent; holds shared memory until it is closed. Blocking: it copies."""
+
+    def __init__(self, tensors: Tensors, *, transport: Transport, url: str) -> None:
+        """Raises: ValueError for tensors that cannot be sent, OSError when ``/dev/shm`` has no
+        room and nothing but shared memory will do."""
+        # Only who pushes needs torch.
+        from hotswap.push import SafetensorsBody, SharedTensors
+
+        self.shared: SharedTensors | None = None
+        self.must_share = transport is Transport.SHARED_MEMORY
+        self._owned = False
+        if isinstance(tensors, SharedTensors):
+            items = list[tuple[str, "Payload"]](tensors.tensors.items())
+            self.shared = tensors if transport is not Transport.BODY else None
+        else:
+            items = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+            if self.must_share or (transport is Transport.AUTO and _is_here(url)):
+                self.shared, self._owned = self._copied(items), True
+        self.count = len(items)
+        self.body = SafetensorsBody(items)
+
+    def __repr__(self) -> str:
+        return f"<PushPayload {self.count} tensors, {'shared' if self.shared else 'a body'}>"
+
+    def _copied(self, items: list[tuple[str, Payload]]) -> SharedTensors | None:
+        from hotswap.push import SharedTensors
+
+        try:
+            return SharedTensors.of(items)
+        except OSError as error:
+            if self.must_share:
+                raise
+            _log.info("the tensors go as a body: %s", error)
+            return None
+
+    def content(self, labels: Mapping[str, object]) -> tuple[str, Content]:
+        """Path and body of the request."""
+        if self.shared is None:
+            query = urlencode({name: _spelled(value) for name, value in labels.items()})
+            kind = "application/octet-stream"
+            content = Content(pieces=self.body, length=len(self.body), media_type=kind)
+            return f"{_PATH}?{query}", content
+        import msgspec
+
+        described = {**msgspec.to_builtins(self.shared.description()), **labels}
+        text = msgspec.json.encode(described)
+        return _PATH, Content(pieces=(text,), length=len(text), media_type="application/json")
+
+    def give_up_sharing(self) -> None:
+        """Send the tensors as a body from now on."""
+        self._let_go()
+
+    def close(self) -> None:
+        """Let go of shared memory that was taken for this. Idempotent."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        shared, self.shared = self.shared, None
+        if shared is not None and self._owned:
+            shared.close()
+
+
+def push(
+    session: Session, payload: PushPayload, wanted: PushRequest, *, budget: Budget
+) -> Steps[UpdateResult]:
+    """Send it, and again when that may help.
+
+    Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused,
+    NoAnswer, OutcomeUnknown.
+    """
+    doing = f"push of {payload.count} tensors to {session.url}"
+    kind = yield from session.kind_of_server(budget)
+    if kind is ServerKind.SGLANG:
+        raise UpdateRejected(
+            f"{doing} was not sent: SGLang's servers have no {_PATH}; send a payload of "
+            "hotswap.wire to /update_weights_from_tensor"
+        )
+    labels = wanted.labels(fenced=bool(session.fences))
+    sent = 0
+    last = "nothing was sent"
+    while sent < wanted.attempts:
+        sent += 1
+        path, content = payload.content(labels)
+        try:
+            reply = yield from _sent(session, path, content, budget)
+        except NoReply as error:
+            if error.final:
+                raise session.not_sent(_PATH, error) from error
+            last = str(error)
+        else:
+            if reply.status == 200 and body_of(reply).get("success") is True:
+                request = UpdateRequest(source=doing, version=wanted.version)
+                return result_of(request, body_of(reply))
+            if _is_unseen(reply) and payload.shared is not None and not payload.must_share:
+                # Another container, or another machine behind a tunnel.
+                payload.give_up_sharing()
+                sent -= 1
+                continue
+            failure = update_error(reply, doing=doing)
+            if not is_busy(failure):
+                raise failure
+            last = str(failure)
+        if budget.left_s <= _POLL_S:
+            break
+        tell_of_retry(f"{doing}: {last}", budget)
+        yield from sleep(_POLL_S)
+    raise NoAnswer(
+        f"{doing}: sent {sent} times within {budget.seconds:g} s, and not done: {last}; look at "
+        "the state of the server, and push again"
+    )
+
+
+def _sent(session: Session, path: str, content: Content, budget: Budget) -> Steps[Reply]:
+    request = Send(
+        method="POST",
+        path=path,
+        content=content,
+        timeout_s=max(budget.left_s, 0.001),
+        headers=session.key_headers(admin=True),
+    )
+    return (yield from send(request))
+
+
+def _is_unseen(reply: Reply) -> bool:
+    return reply.headers.get("x-hotswap-error") == "SegmentNotSeen"
+
+
+def _is_here(url: str) -> bool:
+    """Whether ``url`` is at a loopback address."""
+    host = urlsplit(url).hostname or ""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
