@@ -6,6 +6,8 @@ summary is written; the counts come with the reports, as user properties.
 
 from __future__ import annotations
 
+import gc
+
 import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -13,6 +15,16 @@ from _pytest.terminal import TerminalReporter
 # How long one example takes says how busy the machine is, and nothing of what is tested.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there before the first test out of all later collections.
+
+    Thousands of tests and what they import are no garbage, and each test that looks for what
+    was left behind would look at them all.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

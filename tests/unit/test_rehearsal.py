@@ -59,3 +59,5 @@ def test_what_lives_at_the_start_is_collected_no_more() -> None:
         assert len(gc.get_objects()) < gc.get_freeze_count()
     finally:
         gc.unfreeze()
+        if before:
+            gc.freeze()
