@@ -9,7 +9,7 @@ choices meet, are for ``make test``; the others are for ``make test-long``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "GR_SERVERS",
     "Flavour",
     "Served",
+    "by_turns",
     "in_every_flavour",
     "of_every_flavour",
     "server_number",
@@ -80,9 +81,9 @@ def _param(flavour: Flavour, *values: object, is_long: bool = False, suffix: str
     return pytest.param(flavour, *values, id=f"{flavour}{suffix}", marks=marks)
 
 
-GR_SERVERS = [
-    _param(flavour) for flavour in FLAVOURS if flavour.dialect == "gr" and _is_quick(flavour)
-]
+_QUICK_GR = [flavour for flavour in FLAVOURS if flavour.dialect == "gr" and _is_quick(flavour)]
+
+GR_SERVERS = list(map(_param, _QUICK_GR))
 """The servers that every test of ``served`` runs on: one of each load mode."""
 
 in_every_flavour = pytest.mark.parametrize("server", list(map(_param, FLAVOURS)), indirect=True)
@@ -116,8 +117,9 @@ def of_every_flavour(
 def with_pairs(names: str, pairs: Sequence[tuple[str, str | None]]) -> pytest.MarkDecorator:
     """Runs a test of ``served`` with every one of ``pairs`` on a server of every flavour.
 
-    ``names`` are those of its two arguments. In SGLang's dialect only the pairs of equals,
-    and those without a second, are for ``make test``: a dialect changes words, not orders.
+    ``names`` are those of its two arguments. Of the pairs of two different ones ``make test``
+    runs none in SGLang's dialect, which changes words and not orders, and each on a server
+    of one load mode in the other, by turns.
     """
     return pytest.mark.parametrize(
         f"server, {names}",
@@ -125,16 +127,45 @@ def with_pairs(names: str, pairs: Sequence[tuple[str, str | None]]) -> pytest.Ma
             _param(
                 flavour,
                 *pair,
-                is_long=flavour.dialect != "gr" and pair[1] not in (None, pair[0]),
+                is_long=pair[1] not in (None, pair[0]) and not _is_its_turn(flavour, number),
                 suffix=f"-{pair[0]}-{pair[1]}",
             )
             for flavour in FLAVOURS
-            for pair in pairs
+            for number, pair in enumerate(pairs)
         ],
         indirect=["server"],
         # Beside arguments that are no fixtures its scope would be that of a function.
         scope="session",
     )
+
+
+def by_turns(
+    names: str, rows: Sequence[tuple[object, ...]], *, is_long: Callable[..., bool]
+) -> pytest.MarkDecorator:
+    """Runs a test of ``served`` with every one of ``rows`` on a server of each load mode.
+
+    ``make test`` runs each on one of them, and none of which ``is_long``, called with a row,
+    says that it is for ``make test-long`` alone.
+    """
+    return pytest.mark.parametrize(
+        f"server, {names}",
+        [
+            _param(
+                flavour,
+                *row,
+                is_long=is_long(*row) or not _is_its_turn(flavour, number),
+                suffix="".join(f"-{value}" for value in row if value is not None),
+            )
+            for flavour in _QUICK_GR
+            for number, row in enumerate(rows)
+        ],
+        indirect=["server"],
+        scope="session",
+    )
+
+
+def _is_its_turn(flavour: Flavour, number: int) -> bool:
+    return _QUICK_GR[number % len(_QUICK_GR)] == flavour
 
 
 def server_number(item: pytest.Item) -> int:

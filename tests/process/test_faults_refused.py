@@ -15,7 +15,7 @@ from tests.process.bad_checkpoints import FAULTS
 from tests.process.evidence import PROMPTS
 from tests.process.fresh import fresh
 from tests.process.http_client import Streams, text_of
-from tests.process.served import Served
+from tests.process.served import Served, by_turns
 from tests.process.update_routes import (
     DISK,
     DRIVERS,
@@ -31,21 +31,19 @@ pytestmark = pytest.mark.process
 TOKENS = 10
 WAYS = [("idle", None), *(("paused", mode) for mode in MODES), *(("swap", mode) for mode in MODES)]
 
-# A push has no files. In every way, it is for ``make test-long``.
+# A push has no files.
 CASES = [
-    pytest.param(
-        route,
-        name,
-        way,
-        mode,
-        id="-".join(filter(None, (route, name, way, mode))),
-        marks=[pytest.mark.long] if route != DISK and way != "idle" else [],
-    )
+    (route, name, way, mode)
     for route in ROUTES
     for name, fault in FAULTS.items()
     for way, mode in WAYS
     if route == DISK or fault.in_tensors
 ]
+
+
+def is_long(route: str, name: str, way: str, mode: str | None) -> bool:
+    """What is checked of a bad push in every way is what is checked of a bad checkpoint."""
+    return route != DISK and way != "idle"
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +60,7 @@ def test_every_update_route_has_a_driver() -> None:
     assert {DISK, TENSOR} <= set(ROUTES)
 
 
-@pytest.mark.parametrize(("route", "name", "way", "mode"), CASES)
+@by_turns("route, name, way, mode", CASES, is_long=is_long)
 async def test_a_refused_update_changes_nothing(
     served: Served, a: Path, broken: dict[str, Path], route: str, name: str, way: str, mode: str
 ) -> None:
