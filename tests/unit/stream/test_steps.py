@@ -19,7 +19,7 @@ from tests.unit.stream.streams import Stream, contents_of
 from tests.unit.stream.test_field_faults import FILE, spoil
 
 ENCODINGS = ("xor", "overwrite", "gap", "xor", "overwrite")
-STEPS = {1: 5, 2250: 3, 10**6: 1}
+STEPS = {1: 5, 2700: 3, 10**6: 1}
 """How much may be in memory, and how many steps five versions of about 1100 bytes take."""
 
 
