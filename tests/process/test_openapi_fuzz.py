@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from schemathesis import GenerationMode
 
@@ -23,6 +24,17 @@ def fuzzed(request: pytest.FixtureRequest, a: Path, tmp_path: Path) -> Iterator[
         assert "Traceback" not in server.log, server.log
 
 
+def put_back(client: httpx.Client) -> None:
+    """What the last one may have closed, begun or released is as it was for the next."""
+    client.post("/hotswap/v1/abort").raise_for_status()
+    client.post("/resume_memory_occupation").raise_for_status()
+    if client.get("/status").json()["facts"]["weights"] != "whole":
+        path = client.get("/model_info").json()["model_path"]
+        body = {"model_path": path, "pause_mode": "abort"}
+        client.post("/update_weights_from_disk", json=body).raise_for_status()
+    client.post("/continue_generation").raise_for_status()
+
+
 def fuzz_all(server: ServerProcess, *, examples: int) -> None:
     """Every operation with requests that fit its schema, and with some that do not."""
     with server.client() as client:
@@ -39,8 +51,7 @@ def fuzz_all(server: ServerProcess, *, examples: int) -> None:
                     examples=examples,
                     mode=GenerationMode.NEGATIVE,
                 )
-            # What the last one may have closed is open for the next.
-            client.post("/continue_generation").raise_for_status()
+            put_back(client)
         body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
         assert client.post("/generate", json=body).status_code == 200
 
