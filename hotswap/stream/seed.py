@@ -99,7 +99,7 @@ def _copy(
     file: OpenFile, offset: int, length: int, fd: int, seeding: Seeding, name: str | None = None
 ) -> None:
     hasher = new_hasher(OWN_CHECKSUM)
-    buffer = _piece_room()
+    buffer = _piece_room(length)
     for at in range(0, length, _PIECE_BYTES):
         piece = buffer[: min(_PIECE_BYTES, length - at)]
         _read(file, offset + at, piece)
@@ -127,11 +127,12 @@ def _change(
     _write(seeding, fd, offset, tensor.data)
 
 
-def _piece_room() -> memoryview:
-    """A buffer of this thread's own, kept."""
+def _piece_room(length: int) -> memoryview:
+    """A buffer of this thread's own, kept, for the pieces of ``length`` bytes."""
+    size = min(length, _PIECE_BYTES)
     room: Bytes | None = getattr(_own, "room", None)
-    if room is None:
-        room = _own.room = np.empty(_PIECE_BYTES, np.uint8)
+    if room is None or len(room) < size:
+        room = _own.room = np.empty(size, np.uint8)
     return room.data
 
 
