@@ -100,10 +100,12 @@ class Client:
     async def until_status(self, holds: Callable[[Any], bool]) -> Any:
         """Ask for ``/status`` until it is as wanted: for what a server tells nobody else."""
         async with asyncio.timeout(LIMIT_S):
-            while not holds(status := (await self.get("/status"))[1]):
+            while True:
+                status = (await self.get("/status"))[1]
+                if holds(status):
+                    return status
                 # Asking without a pause would take the time of the work that is waited for.
                 await asyncio.sleep(0.01)
-        return status
 
     async def updates(self) -> dict[str, int]:
         """How updates have ended so far, by strategy and outcome."""
