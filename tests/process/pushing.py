@@ -27,21 +27,16 @@ def environ() -> dict[str, str]:
 
 
 class Trainer:
-    """Talks to ``tests.process.push_producer``. Any thread."""
+    """Talks to ``tests.process.push_producer``. Any thread. ``pids`` are of all it has started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self.pids: set[int] = set()
 
     def __repr__(self) -> str:
         pid = self._process.pid if self._process is not None else None
         return f"<Trainer pid={pid}>"
-
-    @property
-    def pid(self) -> int:
-        """Of the process, which runs."""
-        assert self._process is not None
-        return self._process.pid
 
     @asynccontextmanager
     async def payloads(
@@ -51,14 +46,24 @@ class Trainer:
 
         Raises: AssertionError when shared memory is left after it.
         """
-        asked = {"directory": str(directory), "chunks": chunks, "form": form}
-        shared = await self._ask(asked)
+        shared = await self.share(directory, chunks=chunks, form=form)
         try:
             yield shared["payloads"]
         finally:
             with anyio.CancelScope(shield=True):
-                left = (await self._ask({"release": shared["number"]}))["left"]
+                left = await self.release(shared["number"])
         assert left == 0, f"{left} segments have a reference that nobody gave back"
+
+    async def share(
+        self, directory: Path, *, chunks: int = 1, form: str = "flattened_bucket"
+    ) -> Any:
+        """``number`` and ``payloads`` of a checkpoint, until they are released."""
+        asked = {"directory": str(directory), "chunks": chunks, "form": form}
+        return await self._ask(asked)
+
+    async def release(self, number: int) -> int:
+        """Let the tensors go; how many segments are left that nobody holds."""
+        return int((await self._ask({"release": number}))["left"])
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -87,6 +92,7 @@ class Trainer:
                     env=environ(),
                 )
             process = self._process
+            self.pids.add(process.pid)
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(question) + "\n")
