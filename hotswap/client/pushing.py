@@ -87,7 +87,7 @@ class PushPayload(Closing):
         from hotswap.push import SafetensorsBody, SharedTensors
 
         self.shared: SharedTensors | None = None
-        self.must_share = transport is Transport.SHARED_MEMORY
+        self.must_share: bool = transport is Transport.SHARED_MEMORY
         self._owned = False
         if isinstance(tensors, SharedTensors):
             items = list[tuple[str, "Payload"]](tensors.tensors.items())
@@ -96,8 +96,8 @@ class PushPayload(Closing):
             items = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
             if self.must_share or (transport is Transport.AUTO and _is_here(url)):
                 self.shared, self._owned = self._copied(items), True
-        self.count = len(items)
-        self.body = SafetensorsBody(items)
+        self.count: int = len(items)
+        self.body: SafetensorsBody = SafetensorsBody(items)
 
     def __repr__(self) -> str:
         return f"<PushPayload {self.count} tensors, {'shared' if self.shared else 'a body'}>"
