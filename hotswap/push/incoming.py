@@ -41,6 +41,8 @@ class Incoming:
         self._closed = closed
         self._chunks: deque[memoryview] = deque()
         self._held_bytes = 0
+        self._arrived = 0
+        self._target: memoryview | None = None
         self._whole = False
         self._broken: str | None = None
         self._news = threading.Condition()
@@ -83,7 +85,8 @@ class Incoming:
         except TimeoutError:
             raise UpdateRejected(self._stalled()) from None
         taken = bytearray(min(count, self._held_bytes))
-        self._copy_held(memoryview(taken))
+        with self._news:
+            self._copy_held(memoryview(taken))
         return bytes(taken)
 
     def end(self, reason: str) -> None:
@@ -97,17 +100,24 @@ class Incoming:
 
     def read_into(self, out: memoryview) -> None:
         """Fill ``out`` with the next bytes. Waits. Raises: OSError."""
-        done = 0
-        while done < len(out):
-            self._wait()
-            done += self._copy_held(out[done:])
+        with self._news:
+            out = out[self._copy_held(out) :]
             self._make_room()
+            if not len(out):
+                return
+            # What comes now goes there at once: a thread that is woken for each piece would
+            # have the event loop wait for the interpreter lock as often.
+            self._target = out
+            try:
+                self._wait(lambda: self._target is None)
+            finally:
+                self._target = None
 
     def skip(self, count: int) -> None:
         """Let the next ``count`` bytes go by. Waits. Raises: OSError."""
         while count:
-            self._wait()
             with self._news:
+                self._wait(lambda: bool(self._chunks))
                 passed = min(count, len(self._chunks[0]))
                 self._drop(passed)
             count -= passed
@@ -120,46 +130,45 @@ class Incoming:
 
     def _take(self, body: bytes, *, more: bool) -> None:
         with self._news:
-            if body and self._broken is None:
-                self._chunks.append(memoryview(body))
-                self._held_bytes += len(body)
+            self._arrived += len(body)
+            rest = memoryview(body)
+            if self._target is not None:
+                part = min(len(self._target), len(rest))
+                self._target[:part] = rest[:part]
+                self._target, rest = self._target[part:] or None, rest[part:]
+            if len(rest) and self._broken is None:
+                self._chunks.append(rest)
+                self._held_bytes += len(rest)
             self._whole = self._whole or not more
-            self._news.notify_all()
+            if self._target is None or self._whole:
+                self._news.notify_all()
 
-    def _wait(self) -> None:
-        """Return once there is a chunk. Raises: OSError."""
-        with self._news:
-            waited = 0.0
-            while not self._chunks:
-                if self._broken is not None:
-                    raise OSError(f"the body ends early: {self._broken}")
-                if self._whole:
-                    raise OSError("the body ends early: it has fewer bytes than its header says")
-                if self._closed():
-                    raise OSError("the server is shutting down")
-                if waited >= self._stall_s:
-                    raise OSError(self._stalled())
-                if not self._news.wait(_LOOK_S):
-                    waited += _LOOK_S
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """Return once ``done``; under the lock. Raises: OSError."""
+        waited, seen = 0.0, self._arrived
+        while not done():
+            if self._broken is not None:
+                raise OSError(f"the body ends early: {self._broken}")
+            if self._whole:
+                raise OSError("the body ends early: it has fewer bytes than its header says")
+            if self._closed():
+                raise OSError("the server is shutting down")
+            if waited >= self._stall_s:
+                raise OSError(self._stalled())
+            if not self._news.wait(_LOOK_S):
+                waited = waited + _LOOK_S if self._arrived == seen else 0.0
+                seen = self._arrived
 
     def _stalled(self) -> str:
         return f"the sender has sent nothing for {self._stall_s:g} s; send the whole body"
 
     def _copy_held(self, out: memoryview) -> int:
-        """Fill ``out`` as far as bytes are held; how far that was."""
+        """Fill ``out`` as far as bytes are held; how far that was. Under the lock."""
         done = 0
-        while done < len(out):
-            with self._news:
-                chunk = self._chunks[0] if self._chunks else None
-            if chunk is None:
-                return done
-            part = min(len(out) - done, len(chunk))
-            # Not under the lock: the event loop wants it for each chunk that comes.
-            out[done : done + part] = chunk[:part]
-            with self._news:
-                if self._broken is not None:
-                    return done
-                self._drop(part)
+        while done < len(out) and self._chunks:
+            part = min(len(out) - done, len(self._chunks[0]))
+            out[done : done + part] = self._chunks[0][:part]
+            self._drop(part)
             done += part
         return done
 
