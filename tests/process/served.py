@@ -9,7 +9,7 @@ choices meet, are for ``make test``; the others are for ``make test-long``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,29 +114,49 @@ def of_every_flavour(
     )
 
 
-def with_pairs(names: str, pairs: Sequence[tuple[str, str | None]]) -> pytest.MarkDecorator:
-    """Runs a test of ``served`` with every one of ``pairs`` on a server of every flavour.
+def with_pairs(
+    names: str, pairs: Sequence[tuple[str, str | None]], *, routes: Sequence[str]
+) -> pytest.MarkDecorator:
+    """Runs a test of ``served`` with ``pairs`` over every one of ``routes`` in every flavour.
 
-    ``names`` are those of its two arguments. Of the pairs of two different ones ``make test``
-    runs none in SGLang's dialect, which changes words and not orders, and each on a server
-    of one load mode in the other, by turns.
+    ``names`` are those of its two arguments beside ``route``. The first route meets every pair.
+    Of the pairs of two different ones ``make test`` runs none in SGLang's dialect, which
+    changes words and not orders, and each on a server of one load mode in the other, by turns.
+    The other routes share the first one's orders: they meet each first of the pairs beside
+    one of its seconds, by turns, in ``make test-long``.
     """
+    first, *others = routes
     return pytest.mark.parametrize(
-        f"server, {names}",
+        f"server, route, {names}",
         [
-            _param(
-                flavour,
-                *pair,
-                is_long=pair[1] not in (None, pair[0]) and not _is_its_turn(flavour, number),
-                suffix=f"-{pair[0]}-{pair[1]}",
-            )
-            for flavour in FLAVOURS
-            for number, pair in enumerate(pairs)
+            _param(flavour, route, *pair, is_long=is_long, suffix=f"-{route}-{pair[0]}-{pair[1]}")
+            for turn, flavour in enumerate(FLAVOURS)
+            for route, pair, is_long in [
+                *((first, pair, _waits(flavour, at, pair)) for at, pair in enumerate(pairs)),
+                *(
+                    (route, pair, True)
+                    for at, route in enumerate(others)
+                    for pair in _one_of_each(pairs, turn + at)
+                ),
+            ]
         ],
         indirect=["server"],
         # Beside arguments that are no fixtures its scope would be that of a function.
         scope="session",
     )
+
+
+def _waits(flavour: Flavour, number: int, pair: tuple[str, str | None]) -> bool:
+    return pair[1] not in (None, pair[0]) and not _is_its_turn(flavour, number)
+
+
+def _one_of_each(
+    pairs: Sequence[tuple[str, str | None]], turn: int
+) -> Iterator[tuple[str, str | None]]:
+    """A pair for each of the firsts; of all seconds, as the firsts and turns go on."""
+    for at, first in enumerate(dict.fromkeys(one for one, _ in pairs)):
+        of_it = [pair for pair in pairs if pair[0] == first]
+        yield of_it[(turn + at) % len(of_it)]
 
 
 def by_turns(

@@ -17,11 +17,12 @@ from tests.process.http_client import LIMIT_S, Client, Streams, generate_body
 from tests.process.in_process import load, serving
 from tests.process.served import Flavour, Served, in_every_flavour, of_every_flavour, with_pairs
 from tests.process.told import flush_refused, flushed, refusal
-from tests.process.update_routes import EACH_ROUTE, MODES, ROUTES, Delivery, deliver
+from tests.process.update_routes import DISK, EACH_ROUTE, MODES, ROUTES, Delivery, deliver
 
 pytestmark = pytest.mark.process
 
 LONG = 150
+DISK_FIRST = [DISK, *(route for route in ROUTES if route != DISK)]
 # Output tokens of a request that ends because somebody ends it.
 ENDLESS = 1800
 
@@ -105,8 +106,9 @@ def each_span_is_of_its_weights(reply: Any) -> None:
         assert labels == {["zero", "one"].index(span["version"])}
 
 
-@with_pairs("mode, asked", [(mode, asked) for mode in MODES for asked in (None, *MODES)])
-@pytest.mark.parametrize("route", EACH_ROUTE)
+@with_pairs(
+    "mode, asked", [(mode, asked) for mode in MODES for asked in (None, *MODES)], routes=DISK_FIRST
+)
 async def test_a4_every_update_returns_under_every_pause(
     served: Served, a: Path, b: Path, route: str, mode: str, asked: str | None
 ) -> None:
@@ -132,8 +134,7 @@ async def test_a4_every_update_returns_under_every_pause(
     assert tokens == (await fresh(b)).tokens[0]
 
 
-@with_pairs("swap, mode", [(swap, mode) for swap in MODES for mode in MODES])
-@pytest.mark.parametrize("route", EACH_ROUTE)
+@with_pairs("swap, mode", [(swap, mode) for swap in MODES for mode in MODES], routes=DISK_FIRST)
 async def test_a5_a_pause_that_arrives_while_an_update_waits(
     served: Served, b: Path, route: str, swap: str, mode: str
 ) -> None:
