@@ -20,6 +20,7 @@ from tests.process.update_routes import (
     DISK,
     DRIVERS,
     MODES,
+    PUSH,
     ROUTES,
     TENSOR,
     Delivery,
@@ -57,7 +58,7 @@ def broken(b: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 def test_every_update_route_has_a_driver() -> None:
     assert set(ROUTES) == set(DRIVERS)
-    assert {DISK, TENSOR} <= set(ROUTES)
+    assert {DISK, PUSH, TENSOR} <= set(ROUTES)
 
 
 @by_turns("route, name, way, mode", CASES, is_long=is_long)
