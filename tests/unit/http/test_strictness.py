@@ -114,19 +114,23 @@ BAD = [
     json.dumps({"a": 1}).encode("utf-16"),
 ]
 
+# SGLang's does not look at its body, and its clients send what they like.
+UNREAD = {"/flush_cache"}
+
 
 @pytest.mark.parametrize(("route", "method"), CALLS)
 async def test_what_no_route_takes(serving: Any, route: KindedRoute, method: str) -> None:
     path = route.path.replace("{", "").replace("}", "")
+    is_unread = path in UNREAD
     for content in BAD:
         reply = await serving.client.request(method, path, content=content)
 
         assert reply.status_code < 500, content[:24]
         if method in ("POST", "PUT"):
-            assert reply.status_code == 400, content[:24]
+            assert reply.status_code == (200 if is_unread else 400), content[:24]
             assert len(reply.text) < 2000
     if method in ("POST", "PUT"):
-        assert serving.commands.calls == []
+        assert len(serving.commands.calls) == (len(BAD) if is_unread else 0)
     # That probe looks at no body, and generates.
     assert path == "/health_generate" or serving.engine.generations == {}
 
