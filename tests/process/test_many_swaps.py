@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from hotswap.testing.server import ServerProcess
-from tests.process.http_client import LIMIT_S, Client, client_of, generate_body
+from tests.process.http_client import LIMIT_S, Client, generate_body
+from tests.process.own_server import own_server, rested
 from tests.process.reference import Reference
 from tests.process.update_routes import MODES
 from tests.tiers import mostly_long
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -29,18 +29,13 @@ ENDS = {"length", "abort", "503"}
 
 @pytest.fixture(scope="module")
 def server(a: Path) -> Iterator[ServerProcess]:
-    arguments = ("--dtype", "float32", "--while-paused", "hold", "--max-running-requests", "16")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with own_server(a, "--dtype", "float32", "--max-running-requests", "16") as process:
         yield process
-        assert process.exit_code is None, process.log
-        assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture
 async def client(server: ServerProcess, a: Path) -> AsyncIterator[Client]:
-    async with client_of(server.base_url) as client:
-        await client.resume()
-        await client.update(a, weight_version="0", pause_mode="abort")
+    async with rested(server, a) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ from hotswap.testing.server import ServerProcess
 from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
 from tests.process.fresh import fresh
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
+from tests.process.own_server import own_server, rested
 from tests.process.push_trainer import CHUNKS
 from tests.process.pushing import environ
 from tests.tiers import mostly_long
@@ -29,18 +30,13 @@ GARBAGE = ["gAQu"]  # a pickle of nothing
 
 @pytest.fixture(scope="module", params=mostly_long(["gr", "sglang"], but=["gr"]))
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
-    arguments = ("--dialect", request.param, "--while-paused", "hold")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with own_server(a, "--dialect", request.param) as process:
         yield process
-        assert process.exit_code is None, process.log
-        assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture
 async def client(server: ServerProcess, a: Path) -> AsyncIterator[Client]:
-    async with client_of(server.base_url) as client:
-        await client.resume()
-        await client.update(a, weight_version="0", pause_mode="abort")
+    async with rested(server, a) as client:
         yield client
 
 

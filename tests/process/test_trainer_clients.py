@@ -20,8 +20,8 @@ import pytest
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import Evidence, assert_equal
 from tests.process.fresh import fresh
-from tests.process.http_client import LIMIT_S, Client, Stream, Streams, client_of
-from tests.untraced import UNTRACED
+from tests.process.http_client import LIMIT_S, Client, Stream, Streams
+from tests.process.own_server import own_server, rested
 
 pytestmark = pytest.mark.process
 
@@ -30,18 +30,13 @@ STREAMS, TOKENS = 4, 200
 
 @pytest.fixture(scope="module", params=["gr", "sglang"])
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
-    arguments = ("--dialect", request.param, "--while-paused", "hold")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with own_server(a, "--dialect", request.param) as process:
         yield process
-        assert process.exit_code is None, process.log
-        assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture
 async def client(server: ServerProcess, a: Path) -> AsyncIterator[Client]:
-    async with client_of(server.base_url) as client:
-        await client.resume()
-        await client.update(a, weight_version="0", pause_mode="abort")
+    async with rested(server, a) as client:
         yield client
 
 
