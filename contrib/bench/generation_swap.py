@@ -178,6 +178,7 @@ def _swap(server: Server, model: Path, *, mode: str) -> SwapSeen:
 def _left_alone(server: Server, *, window_ms: float) -> SwapSeen:
     """As ``_swap``, and nobody swaps."""
     watched = _Watched(server)
+    # Not a wait for anything: the window itself, in which the streams alone are at work.
     time.sleep(window_ms / 1000)
     return watched.close()[0]
 
@@ -185,6 +186,7 @@ def _left_alone(server: Server, *, window_ms: float) -> SwapSeen:
 def _await_idle(server: Server) -> None:
     """Until the engine has let go of the streams that were cut."""
     while not _is_idle(server):
+        # Polling another process, which is to have the cores: there is no event of ours for it.
         time.sleep(0.05)
 
 

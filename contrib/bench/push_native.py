@@ -133,6 +133,7 @@ def _await(http: httpx.Client, url: str) -> None:
         except httpx.TransportError:
             if time.monotonic() > deadline:
                 raise
+            # Polling another process: a port that listens is no event of ours.
             time.sleep(0.05)
         else:
             return

@@ -83,6 +83,7 @@ def small_disk(rig: Rig) -> Iterator[Path]:
     size = sum(path.stat().st_size for path in rig.base.iterdir())
     mount = ("mount", "-t", "tmpfs", "-o", f"size={int(size * 1.5)}", "tmpfs", str(place))
     if subprocess.run(mount, capture_output=True, check=False).returncode:
+        # Only root mounts. The same errors, given by calls that are made to fail, run everywhere.
         pytest.skip("this process may not mount a tmpfs; calls to the disk are failed instead")
     try:
         yield place / "local"

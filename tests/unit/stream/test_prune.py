@@ -24,11 +24,6 @@ from tests.unit.stream.test_sources import at_read
 from tests.unit.stream.trained import Trainer
 
 
-@pytest.fixture
-def trainer(tmp_path: Path) -> Trainer:
-    return Trainer(tmp_path)
-
-
 def test_prune_says_what_it_would_do_and_clears_what_was_half_removed(trainer: Trainer) -> None:
     with Publisher(trainer.source, run="a", base_dir=trainer.base, anchor_every=2) as publisher:
         for _ in range(5):

@@ -49,6 +49,7 @@ def test_the_loop_finds_and_changes_what_numpy_does(
     check(size, share, shift)
 
 
+# An optional extra, which `make setup` installs: elsewhere the plain loop above is what there is.
 @pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 @pytest.mark.parametrize("size", [9, 2**21, 2**21 - 3])
 def test_compiled_it_does_the_same(size: int) -> None:
