@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import fail, print_json, print_text, retries_shown
+from hotswap.cli.output import fail, retries_shown
 
 if TYPE_CHECKING:
     from hotswap.client import UpdateResult
@@ -18,7 +17,7 @@ __all__ = ["run_push"]
 
 def run_push(options: argparse.Namespace) -> ExitCode:
     """Push, and print what it cost."""
-    from hotswap.cli.update import line_of
+    from hotswap.cli.update import print_result
     from hotswap.errors import HotswapError
 
     try:
@@ -26,12 +25,7 @@ def run_push(options: argparse.Namespace) -> ExitCode:
             result = _push(options)
     except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("push", error, as_json=options.json)
-    if options.json:
-        shown = asdict(result)
-        del shown["shown"]
-        print_json(shown)
-    else:
-        print_text(line_of(result))
+    print_result(result, as_json=options.json)
     return ExitCode.DONE
 
 

@@ -16,7 +16,7 @@ from hotswap.counted import counted
 if TYPE_CHECKING:
     from hotswap.client import UpdateInProgress, UpdateResult
 
-__all__ = ["line_of", "run_update"]
+__all__ = ["line_of", "print_result", "run_update"]
 
 
 def run_update(options: argparse.Namespace) -> ExitCode:
@@ -31,13 +31,18 @@ def run_update(options: argparse.Namespace) -> ExitCode:
             result = _update(options, told)
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
         return fail("update", error, as_json=options.json)
-    if options.json:
+    print_result(result, as_json=options.json)
+    return ExitCode.DONE
+
+
+def print_result(result: UpdateResult, *, as_json: bool) -> None:
+    """Print what an update or a push has done: one line, or an object of all that was told."""
+    if as_json:
         shown = asdict(result)
         del shown["shown"]
         print_json(shown)
     else:
         print_text(line_of(result))
-    return ExitCode.DONE
 
 
 def _update(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
