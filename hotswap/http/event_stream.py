@@ -24,6 +24,10 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
 )
 
+# JSON lets these stand in a string as they are, and SSE ends no line at them. Readers that
+# split by Unicode's rules do (httpx's iter_lines, str.splitlines): they would read half a document.
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
+
 _log = logging.getLogger("hotswap.http")
 
 
@@ -53,8 +57,9 @@ class EventStream:
         await self.frames(b"data: " + payload + b"\n\n")
 
     async def frames(self, frames: bytes) -> None:
-        """Whole events as they go over the wire."""
-        await self._bounded({"type": "http.response.body", "body": frames, "more_body": True})
+        """Whole events as they go over the wire; what Unicode calls a line end goes as an escape."""
+        body = _escaped(frames)
+        await self._bounded({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self) -> None:
         """Nothing more comes."""
@@ -69,3 +74,9 @@ class EventStream:
                 "a client has read nothing for %g s; its request and its stream end", self._stall_s
             )
             raise ClientGone
+
+
+def _escaped(frames: bytes) -> bytes:
+    for end, escape in _LINE_ENDS:
+        frames = frames.replace(end, escape)
+    return frames

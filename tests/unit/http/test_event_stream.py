@@ -1,11 +1,14 @@
 """Server-sent events to readers that take their time, or never read."""
 
+import json
+
 import anyio
 import pytest
 from starlette.types import Message
 
 from hotswap.http.errors import ClientGone
 from hotswap.http.event_stream import EventStream
+from hotswap.http.replies import encode
 
 
 class Reader:
@@ -42,6 +45,23 @@ async def test_a_stream_from_its_head_to_its_end() -> None:
         (b"", False),
     ]
     assert repr(stream) == "<EventStream stall 60 s>"
+
+
+@pytest.mark.parametrize("form", ["payload", "frames"])
+async def test_each_event_is_whole_to_a_reader_that_splits_lines_by_unicode(form: str) -> None:
+    """As httpx's iter_lines and str.splitlines do; JSON's own escapes keep them whole."""
+    every = "".join(map(chr, [*range(0x20), 0x7F, 0x85, 0xA0, 0x2027, 0x2028, 0x2029, 0x202A]))
+    reader = Reader(2)
+    stream = EventStream(reader.send, stall_s=60)
+    if form == "payload":
+        await stream.payload(encode({"text": every}))
+    else:
+        await stream.frames(b"data: " + encode({"text": every}) + b"\n\n")
+
+    (sent,) = reader.taken
+    line, empty = sent["body"].decode().splitlines()
+    assert empty == ""
+    assert json.loads(line.removeprefix("data: ")) == {"text": every}
 
 
 @pytest.mark.parametrize("room", range(4))
