@@ -57,7 +57,7 @@ class EventStream:
         await self.frames(b"data: " + payload + b"\n\n")
 
     async def frames(self, frames: bytes) -> None:
-        """Whole events as they go over the wire; what Unicode calls a line end goes as an escape."""
+        """Whole events as they go over the wire; what Unicode calls a line end is escaped."""
         body = _escaped(frames)
         await self._bounded({"type": "http.response.body", "body": body, "more_body": True})
 
