@@ -46,7 +46,7 @@ from hotswap.state import (
     forward_allowed,
 )
 from hotswap.stopped import StoppedWork
-from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp
+from hotswap.types import PauseMode, Placement, Update, UpdateReport, WeightStamp, member
 from hotswap.uninterrupted import uninterrupted
 from hotswap.update_observers import UpdateObservers
 from hotswap.update_pipeline import UpdatePipeline
@@ -106,7 +106,6 @@ class Controller:
             counters=self.counters,
             window=self.writes,
         )
-        self.memory: Occupation = Occupation(self._stopped)
         self._pipeline = UpdatePipeline(
             engine=engine,
             machine=self.machine,
@@ -118,9 +117,9 @@ class Controller:
             window=self.writes,
         )
         self.coverage: Coverage = self._pipeline.coverage
-        self.sessions: UpdateSessions = UpdateSessions(
-            engine, commit=self.update, busy=self._what_runs, timeout_s=session_timeout_s
-        )
+        sessions = partial(UpdateSessions, engine, commit=self.update, busy=self._what_runs)
+        self.sessions: UpdateSessions = sessions(timeout_s=session_timeout_s, wait_s=queue_wait_s)
+        self.memory: Occupation = Occupation(self._stopped, refuse=self.sessions.refuse_others)
 
     def __repr__(self) -> str:
         return f"<Controller {self.machine.state} {self.stamp}>"
@@ -197,13 +196,13 @@ class Controller:
     async def pause(self, mode: PauseMode) -> PauseReport:
         """Stop forward passes, and requests in flight as ``mode`` says.
 
-        Admission closes at once. Pausing again succeeds and applies the stronger
-        mode; a stronger pause takes over one that still drains, and ends the drain
-        of a swap that waits for requests before the swap goes on. Cancelled or
-        failed: the gate stays as it was and the engine runs on.
+        Admission closes at once. Pausing again succeeds and applies the stronger mode; a
+        stronger pause takes over one that still drains, and ends the drain of a swap that waits
+        for requests before the swap goes on. Cancelled or failed: gate and engine are as before.
 
-        Raises: Busy, Overtaken (by a resume), what the engine raised.
+        Raises: ValueError, Busy, Overtaken (by a resume), what the engine raised.
         """
+        mode = member(PauseMode, mode, what="pause mode")
         with self.counters.counted(Command.PAUSE):
             hurried = await self._pipeline.hurry(mode)
             drain = self._drain

@@ -6,7 +6,7 @@ trainers written for them need one import changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,10 +15,14 @@ import torch
 
 from hotswap.engine.loading import LoadedModel, load_model
 from hotswap.engine.model import fused_rules, padded_rows
+from hotswap.errors import UpdateRejected
 from hotswap.types import Manifest, Scope, TensorSpec
+from hotswap.weights.casting import why_not_plain
 from hotswap.weights.slots import Catalogue, survey
 
 __all__ = ["RolloutModel", "RolloutModelConfig"]
+
+_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,11 @@ class RolloutModelConfig:
             raise ValueError(
                 "dynamic_load_weight is False, and a model whose weights stay needs no mapping; "
                 "leave it out or set it to True"
+            )
+        if not isinstance(self.max_model_len, int) or self.max_model_len < 1:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len!r}, wanted how many tokens a text may have, "
+                "1 or more; leave it out if the trainer does not limit it"
             )
 
     def initialize(self) -> Self:
@@ -104,13 +113,16 @@ class RolloutModel:
                 mapping[name] = parts[0] if len(parts) == 1 else parts
         return mapping
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
         """Write every weight in place, under its training name; all of them at once.
 
         Nothing may run the model meanwhile. Raises: UpdateRejected, with everything that
         is wrong and nothing written, when they are not exactly those of the model.
         """
-        given = list(weights)
+        given = list(weights.items() if isinstance(weights, Mapping) else weights)
+        _check_plain(given)
         manifest = Manifest.of(
             TensorSpec(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape))
             for name, tensor in given
@@ -122,3 +134,22 @@ class RolloutModel:
     def _catalogue(self) -> Catalogue:
         model = self._loaded.model
         return survey(model, fused=fused_rules(model.config), padded_rows=padded_rows(model))
+
+
+def _check_plain(given: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises: UpdateRejected for what is no tensor with memory and plain elements.
+
+    Before anything is written: a tensor without memory would be found when others are live.
+    """
+    wrong = [f"{name} is {fault}" for name, tensor in given if (fault := _not_plain(tensor))]
+    if wrong:
+        raise UpdateRejected(
+            f"{len(wrong)} of the weights cannot be written: {'; '.join(wrong[:_SHOWN])}; send "
+            "dense tensors with memory, tensor.to_dense() or full_tensor(), and all of them again"
+        )
+
+
+def _not_plain(tensor: object) -> str | None:
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__}"
+    return why_not_plain(tensor)

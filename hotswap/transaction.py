@@ -26,7 +26,7 @@ import anyio.to_thread
 
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
 from hotswap.seams import Engine, Plan
-from hotswap.types import Bucket, LoadMode, Payload, WeightStamp
+from hotswap.types import Bucket, LoadMode, Payload, WeightStamp, member
 from hotswap.uninterrupted import own_threads
 from hotswap.weights.delivery import Delivery
 from hotswap.weights.plan import CheckedPlan
@@ -73,7 +73,7 @@ class Transaction:
     ) -> None:
         self._engine = engine
         self._plan = plan
-        self._mode = mode
+        self._mode = member(LoadMode, mode, what="mode")
         self._resident = resident
         self._delivery = Delivery(plan)
         self._staging: Staging | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from enum import Enum, StrEnum
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 
@@ -29,7 +31,27 @@ __all__ = [
     "Update",
     "UpdateReport",
     "WeightStamp",
+    "member",
 ]
+
+Word = TypeVar("Word", bound=Enum)
+
+
+def member(kind: type[Word], given: object, *, what: str) -> Word:
+    """The member of ``kind`` that ``given`` is, or spells.
+
+    The code compares members by identity, so that every entrance for callers' values passes
+    them through here: a text that looks like a member would be taken for none of them.
+
+    Raises: ValueError with the words that there are.
+    """
+    if isinstance(given, kind):
+        return given
+    try:
+        return kind(given)
+    except ValueError:
+        words = ", ".join(repr(word.value) for word in kind)
+        raise ValueError(f"{what} is {given!r:.80}, wanted one of {words}") from None
 
 
 class PauseMode(StrEnum):
@@ -198,6 +220,9 @@ class Update:
     ``options`` carries what only the named strategy understands. A ``chunk`` is a partial
     update that others complete: weights that are not whole take it too, and are whole
     when chunks have covered all of them.
+
+    Text that spells a ``scope``, a ``mode`` or a ``pause_mode`` becomes the member, and a path
+    as ``source`` its text. Raises: ValueError for any other.
     """
 
     source: str
@@ -210,6 +235,29 @@ class Update:
     pause_mode: PauseMode | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     chunk: bool = False
+
+    def __post_init__(self) -> None:
+        become = partial(object.__setattr__, self)
+        become("source", _source_text(self.source))
+        become("scope", member(Scope, self.scope, what="scope"))
+        become("mode", member(LoadMode, self.mode, what="mode"))
+        if self.pause_mode is not None:
+            become("pause_mode", member(PauseMode, self.pause_mode, what="pause_mode"))
+        if not isinstance(self.options, Mapping):
+            raise ValueError(
+                f"options is a {type(self.options).__name__}, wanted a mapping of what the "
+                "strategy understands"
+            )
+
+
+def _source_text(source: object) -> str:
+    text = os.fspath(source) if isinstance(source, os.PathLike) else source
+    if not isinstance(text, str):
+        raise ValueError(
+            f"source is a {type(source).__name__}, wanted a text that the strategy understands, "
+            "or a path"
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,14 @@ Rules:
 
 * An update never overlaps a forward pass: it waits until nobody is inside, and nobody
   comes in until it has ended.
-* Whoever waits at the gate comes in as soon as it opens. Who is inside may enter again.
+* Whoever waits at the gate comes in as soon as it opens. Who is inside may enter again: an
+  update waits for them, so that they must not wait for it.
 * Nobody comes in while the weights are not whole: the gate raises what it was told.
+
+Passes are counted, and an update waits for the count alone: a pass may be left by another
+thread or task than entered it. Who is inside is known by the context (``contextvars``), which
+child tasks and ``asyncio.to_thread`` inherit. A pass whose context is gone (a framework that
+enters in one worker thread and leaves in another) counts, and nobody is known to be in it.
 """
 
 from __future__ import annotations
@@ -15,15 +21,41 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
+from weakref import WeakSet
 
-from hotswap.errors import CommandError, Overtaken
+from hotswap.errors import CommandError, IllegalCommand, Overtaken
 
 __all__ = ["ForwardGate"]
 
-Holder: TypeAlias = "int | asyncio.Task[object]"
-"""Who is inside: a thread by its id, or a task."""
+
+class _Pass:
+    """One entering of a gate, as the context that entered remembers it.
+
+    ``around`` is the pass of the same context that it began in, of this gate or another.
+    """
+
+    __slots__ = ("__weakref__", "around", "gate", "in_task", "left")
+
+    def __init__(self, gate: ForwardGate, *, in_task: bool, around: _Pass | None) -> None:
+        self.gate = gate
+        self.in_task = in_task
+        self.around = around
+        self.left = False
+
+    def found(self, gate: ForwardGate, in_task: bool | None = None) -> _Pass | None:
+        """This one or the nearest around it that is of ``gate``, of that kind, and not over."""
+        one: _Pass | None = self
+        while one is not None:
+            if not one.left and one.gate is gate and in_task in (None, one.in_task):
+                return one
+            one = one.around
+        return None
+
+
+_innermost: ContextVar[_Pass | None] = ContextVar("hotswap_pass", default=None)
 
 
 class ForwardGate:
@@ -35,7 +67,9 @@ class ForwardGate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
-        self._inside: dict[Holder, int] = {}
+        self._count = 0
+        # Weak: a pass that no context remembers is left by nobody in particular.
+        self._known: WeakSet[_Pass] = WeakSet()
         self._is_closed = False
         self._closing = 0
         self._openings = 0
@@ -44,7 +78,8 @@ class ForwardGate:
 
     def __repr__(self) -> str:
         word = "closed" if self._is_closed else "closing" if self._closing else "open"
-        return f"<ForwardGate {word}, {len(self._inside)} inside>"
+        with self._changed:
+            return f"<ForwardGate {word}, {self._inside()} inside>"
 
     @property
     def closed(self) -> bool:
@@ -52,13 +87,13 @@ class ForwardGate:
         return self._is_closed
 
     def check_outside(self, what: str) -> None:
-        """Raises: RuntimeError when the caller is inside, and would wait for itself."""
-        try:
-            holder: Holder = _this_task()
-        except RuntimeError:
-            holder = threading.get_ident()
+        """Raises: RuntimeError when the caller is inside, and would wait for itself.
+
+        So is whoever has begun as a child of a pass that is not over: a task, or a thread of
+        ``asyncio.to_thread``.
+        """
         with self._changed:
-            if holder in self._inside:
+            if self._pass_here() is not None:
                 raise RuntimeError(
                     f"{what} inside the gate would wait for itself; leave the gate first"
                 )
@@ -76,9 +111,8 @@ class ForwardGate:
                 "'with gate' on an event loop's thread would stop the loop, and with it the "
                 "update it waits for; write 'async with gate', or run the pass in a thread"
             )
-        holder = threading.get_ident()
         with self._changed:
-            while not self._comes_in(holder):
+            while not self._comes_in(in_task=False):
                 self._changed.wait()
         return self
 
@@ -88,15 +122,14 @@ class ForwardGate:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave(threading.get_ident())
+        self._leave(in_task=False)
 
     async def __aenter__(self) -> Self:
         """Come in; waits while the gate is closed. Any task of any asyncio event loop.
 
         Raises: WeightsNotWhole.
         """
-        holder = _this_task()
-        await self._until(lambda: self._comes_in(holder))
+        await self._until(lambda: self._comes_in(in_task=True))
         return self
 
     async def __aexit__(
@@ -105,7 +138,7 @@ class ForwardGate:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave(_this_task())
+        self._leave(in_task=True)
 
     # --- for the engine
 
@@ -114,14 +147,19 @@ class ForwardGate:
 
         Returns ``time.perf_counter()`` of the end of the last forward pass, or of now
         when there was none to wait for. Cancelled: the gate is as it was. Raises:
-        Overtaken when it is opened meanwhile.
+        Overtaken when it is opened meanwhile; IllegalCommand when who asks is inside.
         """
         begun = time.perf_counter()
         with self._changed:
+            if self._pass_here() is not None:
+                raise IllegalCommand(
+                    "this was asked for inside the gate, and would wait for the forward pass that "
+                    "asks; leave the gate first"
+                )
             self._closing += 1
             openings = self._openings
         try:
-            await self._until(lambda: not self._inside or self._openings != openings)
+            await self._until(lambda: not self._count or self._openings != openings)
             with self._changed:
                 if self._openings != openings:
                     raise Overtaken(
@@ -148,25 +186,52 @@ class ForwardGate:
             self._refusal = reason
             self._notify()
 
-    # --- inside
+    # --- under the lock
 
-    def _comes_in(self, holder: Holder) -> bool:
-        """Under the lock: come in if that is possible now."""
-        if holder not in self._inside:
+    def _comes_in(self, *, in_task: bool) -> bool:
+        """Come in if that is possible now."""
+        if self._pass_here() is None:
             if self._refusal is not None:
                 raise self._refusal()
             if self._is_closed or self._closing:
                 return False
-        self._inside[holder] = self._inside.get(holder, 0) + 1
+        entered = _Pass(self, in_task=in_task, around=_not_over())
+        _innermost.set(entered)
+        self._known.add(entered)
+        self._count += 1
         return True
 
-    def _leave(self, holder: Holder) -> None:
+    def _leave(self, *, in_task: bool) -> None:
         with self._changed:
-            self._inside[holder] -= 1
-            if not self._inside[holder]:
-                del self._inside[holder]
+            if not self._count:
+                raise RuntimeError(
+                    "the gate was left more often than it was entered; leave it once for each time"
+                )
+            left = self._pass_here(in_task)
+            if left is not None:
+                self._forget(left)
+            _innermost.set(_not_over())
+            self._count -= 1
+            if not self._count:
+                # Those of contexts that have had their passes left elsewhere.
+                for other in tuple(self._known):
+                    self._forget(other)
                 self._last_exit = time.perf_counter()
                 self._notify()
+
+    def _forget(self, left: _Pass) -> None:
+        left.left = True
+        self._known.discard(left)
+
+    def _pass_here(self, in_task: bool | None = None) -> _Pass | None:
+        """The innermost pass of this context that is not over, of one kind or of any."""
+        innermost = _innermost.get()
+        return None if innermost is None else innermost.found(self, in_task)
+
+    def _inside(self) -> int:
+        """How many are inside, each once however often it entered."""
+        outer = (one.around for one in self._known)
+        return self._count - sum(1 for one in outer if one is not None and one.found(self))
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -206,7 +271,9 @@ def _loop_runs_here() -> bool:
     return True
 
 
-def _this_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
-    return task
+def _not_over() -> _Pass | None:
+    """The innermost pass of this context, of whichever gate, that is not over."""
+    found = _innermost.get()
+    while found is not None and found.left:
+        found = found.around
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,7 @@ from hotswap.plugins import Plugins, load_plugins, resolve_strategies
 from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings
 from hotswap.state import Change, Weights
-from hotswap.types import LoadMode, Scope, Update, UpdateReport, WeightStamp
+from hotswap.types import LoadMode, Scope, Update, UpdateReport, WeightStamp, member
 from hotswap.weights.target import WeightTarget
 
 __all__ = ["HotSwap"]
@@ -103,12 +104,12 @@ class HotSwap:
 
     async def update(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         *,
         strategy: str = "disk",
         version: str | int | None = None,
-        scope: Scope = Scope.FULL,
-        mode: LoadMode = LoadMode.STAGED,
+        scope: Scope | str = Scope.FULL,
+        mode: LoadMode | str = LoadMode.STAGED,
         options: Mapping[str, object] | None = None,
     ) -> UpdateReport:
         """Replace the weights; forward passes stand still for the commit alone.
@@ -116,8 +117,8 @@ class HotSwap:
         ``version`` is a label; a number is taken as its digits.
 
         Cancelled before the first write it is undone; after it, it runs to its end.
-        Raises: RuntimeError before the ``async with`` block or inside the gate, and what
-        ``Controller.update`` raises.
+        Raises: RuntimeError before the ``async with`` block or inside the gate, ValueError for
+        a word that is no ``scope`` or ``mode``, and what ``Controller.update`` raises.
         """
         if not self._entered:
             raise RuntimeError(
@@ -126,12 +127,12 @@ class HotSwap:
         self.gate.check_outside("update")
         return await self.controller.update(
             Update(
-                source=source,
+                source=os.fspath(source) if isinstance(source, os.PathLike) else source,
                 strategy=strategy,
                 version=None if version is None else str(version),
-                scope=scope,
-                mode=mode,
-                options=options or {},
+                scope=member(Scope, scope, what="scope"),
+                mode=member(LoadMode, mode, what="mode"),
+                options={} if options is None else options,
             )
         )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -16,7 +17,8 @@ from hotswap.controller import PauseReport
 from hotswap.embed.gate import ForwardGate
 from hotswap.embed.hot_swap import HotSwap
 from hotswap.state import State
-from hotswap.types import LoadMode, PauseMode, Scope, UpdateReport
+from hotswap.types import LoadMode, PauseMode, Scope, UpdateReport, member
+from hotswap.uninterrupted import uninterrupted
 
 __all__ = ["HotSwapThread"]
 
@@ -69,15 +71,15 @@ class HotSwapThread:
 
     def update(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         *,
         strategy: str = "disk",
         version: str | int | None = None,
-        scope: Scope = Scope.FULL,
-        mode: LoadMode = LoadMode.STAGED,
+        scope: Scope | str = Scope.FULL,
+        mode: LoadMode | str = LoadMode.STAGED,
         options: Mapping[str, object] | None = None,
     ) -> UpdateReport:
-        """See :meth:`HotSwap.update`. Blocks."""
+        """See :meth:`HotSwap.update`. Blocks; a Ctrl-C meanwhile is as a cancellation."""
         return self._blocking(
             partial(
                 self._swap.update,
@@ -92,12 +94,12 @@ class HotSwapThread:
 
     async def update_async(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         *,
         strategy: str = "disk",
         version: str | int | None = None,
-        scope: Scope = Scope.FULL,
-        mode: LoadMode = LoadMode.STAGED,
+        scope: Scope | str = Scope.FULL,
+        mode: LoadMode | str = LoadMode.STAGED,
         options: Mapping[str, object] | None = None,
     ) -> UpdateReport:
         """See :meth:`HotSwap.update`; awaited on any asyncio event loop, which goes on."""
@@ -111,11 +113,17 @@ class HotSwapThread:
             options=options,
         )
         self.gate.check_outside("update_async")
-        return await asyncio.wrap_future(self._begun(update))
+        call = self._begun(update)
+        try:
+            return await asyncio.wrap_future(call.answer)
+        except asyncio.CancelledError:
+            await uninterrupted(call.over())
+            raise
 
-    def pause(self, mode: PauseMode = PauseMode.WAIT) -> PauseReport:
+    def pause(self, mode: PauseMode | str = PauseMode.WAIT) -> PauseReport:
         """See ``Controller.pause``. Blocks until no forward pass runs."""
-        return self._blocking(partial(self._swap.controller.pause, mode))
+        wanted = member(PauseMode, mode, what="pause mode")
+        return self._blocking(partial(self._swap.controller.pause, wanted))
 
     def resume(self) -> None:
         """See ``Controller.resume``. Blocks."""
@@ -136,7 +144,42 @@ class HotSwapThread:
             "on it that the update waits for; await update_async, or call it in a thread"
         )
 
-    def _begun(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
+    def _begun(self, work: Callable[[], Awaitable[T]]) -> _Call[T]:
         if self._portal is None:
             raise RuntimeError("this HotSwapThread does not run; call it inside its 'with' block")
-        return self._portal.start_task_soon(work)
+        return _Call(self._portal, work)
+
+
+class _Call(Generic[T]):
+    """One command on the other thread: its answer, and whether it is over.
+
+    Cancelled, ``answer`` ends at once, and the command once it is undone or has run to its end.
+    """
+
+    def __init__(self, portal: BlockingPortal, work: Callable[[], Awaitable[T]]) -> None:
+        self._work = work
+        self._over: Future[None] = Future()
+        self._over.set_running_or_notify_cancel()  # nobody who waits can cancel it
+        self.answer: Future[T] = portal.start_task_soon(self._run)
+
+    def __repr__(self) -> str:
+        return f"<_Call {'over' if self._over.done() else 'running'}>"
+
+    async def _run(self) -> T:
+        try:
+            return await self._work()
+        finally:
+            self._over.set_result(None)
+
+    def result(self) -> T:
+        """Block until the command has answered. Raises: what it raised."""
+        try:
+            return self.answer.result()
+        except KeyboardInterrupt:
+            self.answer.cancel()
+            self._over.result()
+            raise
+
+    async def over(self) -> None:
+        """Wait until the command runs no more; on any event loop."""
+        await asyncio.wrap_future(self._over)

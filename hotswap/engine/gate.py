@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from hotswap.errors import Overtaken
 from hotswap.seams import EnginePause
-from hotswap.types import PauseMode
+from hotswap.types import PauseMode, member
 
 __all__ = ["Gate", "GateState", "PauseTicket"]
 
@@ -33,7 +33,7 @@ class PauseTicket:
     """One call of ``pause``: the mode, and the answer once nothing runs."""
 
     def __init__(self, mode: PauseMode) -> None:
-        self.mode = mode
+        self.mode: PauseMode = member(PauseMode, mode, what="pause mode")
         self.answer: Future[EnginePause] = Future()
 
     def __repr__(self) -> str:

@@ -12,6 +12,8 @@ import msgspec
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from hotswap.types import member
+
 __all__ = [
     "PUBLIC_PATHS",
     "Kind",
@@ -84,11 +86,12 @@ class KindedRoute(Route):
         # Starlette's "$" lets a path end in a newline that no proxy in front has seen as its end.
         pattern = self.path_regex.pattern.removesuffix("$") + r"\Z"
         self.path_regex: re.Pattern[str] = re.compile(pattern)
-        self.kind = kind
+        # By identity, or a level in text would be none, and the route as open as its kind.
+        self.kind: Kind = member(Kind, kind, what="kind")
         self.body = body
         self.answers = answers
         self.errors = errors
-        self.level = level
+        self.level: Level | None = None if level is None else member(Level, level, what="level")
         self.streams_upload = streams_upload
 
     def __repr__(self) -> str:

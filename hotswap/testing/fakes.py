@@ -29,6 +29,7 @@ from hotswap.types import (
     TensorSpec,
     Update,
     WeightStamp,
+    member,
 )
 
 __all__ = [
@@ -169,6 +170,7 @@ class FakeEngine:
 
     def plan(self, manifest: Manifest, scope: Scope) -> Plan:
         """Names and shapes have to fit. Raises: UpdateRejected naming what does not."""
+        scope = member(Scope, scope, what="scope")
         self.steps.failure("plan")
         live = self.manifest()
         unknown = [name for name in manifest.names if name not in live]
@@ -184,6 +186,7 @@ class FakeEngine:
 
     async def pause(self, mode: PauseMode) -> EnginePause:
         """Stop forward passes; ``wait`` waits for ``finish_requests``, paused already or not."""
+        mode = member(PauseMode, mode, what="pause mode")
         self.calls.append("pause")
         self.modes.append(mode)
         await self.steps.step("pause")

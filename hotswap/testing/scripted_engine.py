@@ -27,6 +27,7 @@ from hotswap.types import (
     Scope,
     TensorSpec,
     WeightStamp,
+    member,
 )
 
 __all__ = ["ScriptedEngine", "ScriptedGeneration"]
@@ -138,6 +139,7 @@ class ScriptedEngine:
 
     async def pause(self, mode: PauseMode) -> EnginePause:
         """Stop at once; ``abort`` ends every request."""
+        mode = member(PauseMode, mode, what="pause mode")
         live = [item for item in self.generations.values() if not item.ended]
         if mode is PauseMode.ABORT:
             for generation in live:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hotswap.errors import UpdateRejected
 from hotswap.seams import Plan
-from hotswap.types import Bucket, Manifest, Payload, Scope
+from hotswap.types import Bucket, Manifest, Payload, Scope, member
 from hotswap.weights.casting import can_cast, why_not_plain
 from hotswap.weights.checksum import checksum
 from hotswap.weights.compiled import plain_name
@@ -104,7 +104,8 @@ class WeightTarget:
             found = self._naming.find(manifest.names)
             odd = {name: place for name, place in found.items() if usual.get(name) != place}
             catalogue = catalogue.renamed(odd)
-        return make_plan(catalogue, manifest, scope=scope, skipped=self._is_skipped)
+        wanted = member(Scope, scope, what="scope")
+        return make_plan(catalogue, manifest, scope=wanted, skipped=self._is_skipped)
 
     def _is_skipped(self, name: str) -> bool:
         """Whether a source may have ``name``, which no live tensor has."""

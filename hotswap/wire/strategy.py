@@ -64,7 +64,7 @@ def push_update(
         flush_cache=flush_cache,
         pause_mode=pause_mode,
         options={_PUSHED: _Opening(pushed) if isinstance(pushed, Sent) else pushed},
-        chunk=scope is Scope.PARTIAL if chunk is None else chunk,
+        chunk=scope == Scope.PARTIAL if chunk is None else chunk,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hotswap.embed import ForwardGate
 from hotswap.errors import Overtaken, WeightsNotWhole
-from tests.unit.embed.modules import LIMIT_S
+from tests.unit.embed.modules import LIMIT_S, of_another
 
 
 class Pass:
@@ -117,7 +117,7 @@ async def test_a_task_of_another_loop_waits_at_the_same_gate() -> None:
 async def test_who_is_inside_may_enter_again_while_the_gate_closes() -> None:
     gate = ForwardGate()
     async with gate:
-        closing = asyncio.create_task(gate.close())
+        closing = of_another(gate.close())
         await turns()
         async with gate:
             assert repr(gate) == "<ForwardGate closing, 1 inside>"
@@ -129,7 +129,7 @@ async def test_who_is_inside_may_enter_again_while_the_gate_closes() -> None:
 async def test_a_cancelled_closing_leaves_the_gate_as_it_was() -> None:
     gate = ForwardGate()
     async with gate:
-        closing = asyncio.create_task(gate.close())
+        closing = of_another(gate.close())
         await turns()
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -140,7 +140,7 @@ async def test_a_cancelled_closing_leaves_the_gate_as_it_was() -> None:
 async def test_two_closings_and_one_is_given_up() -> None:
     gate = ForwardGate()
     async with gate:
-        given_up, other = (asyncio.create_task(gate.close()) for _ in range(2))
+        given_up, other = (of_another(gate.close()) for _ in range(2))
         await turns()
         given_up.cancel()
         await asyncio.wait([given_up])
@@ -152,7 +152,7 @@ async def test_two_closings_and_one_is_given_up() -> None:
 async def test_opening_overtakes_a_closing() -> None:
     gate = ForwardGate()
     async with gate:
-        closing = asyncio.create_task(gate.close())
+        closing = of_another(gate.close())
         await turns()
         gate.open()
         with pytest.raises(Overtaken, match="opened while it was being closed"):
@@ -163,7 +163,7 @@ async def test_opening_overtakes_a_closing() -> None:
 async def test_closing_returns_when_the_last_pass_ended() -> None:
     gate = ForwardGate()
     async with gate:
-        closing = asyncio.create_task(gate.close())
+        closing = of_another(gate.close())
         await turns()
         begun = asyncio.get_running_loop().time()
     assert await closing >= begun

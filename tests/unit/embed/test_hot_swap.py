@@ -30,7 +30,7 @@ from hotswap.state import Change, State
 from hotswap.testing.fakes import FakeStrategy, Steps
 from hotswap.types import LoadMode, PauseMode, Scope, WeightStamp
 from hotswap.weights.target import WeightTarget
-from tests.unit.embed.modules import LIMIT_S, checkpoint, filled, output
+from tests.unit.embed.modules import LIMIT_S, checkpoint, filled, of_another, output
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_an_update_is_in_place_and_between_two_passes(b: str, mode: LoadMo
         begun = updating(swap)
         async with swap.gate:
             assert output(module) == 16.0
-            update = asyncio.create_task(swap.update(b, version="2", mode=mode))
+            update = of_another(swap.update(b, version="2", mode=mode))
             await begun.wait()
             assert output(module) == 16.0
         report = await asyncio.wait_for(update, LIMIT_S)
@@ -163,7 +163,7 @@ async def test_a_shutdown_that_waits_for_a_forward_pass_drops_the_update(b: str)
     async with HotSwap(module) as swap:
         begun = updating(swap)
         async with swap.gate:
-            update = asyncio.create_task(swap.update(b))
+            update = of_another(swap.update(b))
             await begun.wait()
             leaving = asyncio.create_task(swap.__aexit__(None, None, None))
             with pytest.raises(ShuttingDown):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +75,36 @@ def test_what_one_process_cannot_do_is_refused() -> None:
         RolloutModelConfig(model_name_or_path="x", dynamic_load_weight=False)
     with pytest.raises(ValueError, match="nowhere is no directory"):
         RolloutModel(RolloutModelConfig(model_name_or_path="nowhere"))
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5, None])
+def test_a_length_that_no_text_has_is_refused(length: Any) -> None:
+    with pytest.raises(ValueError, match=f"max_model_len is {length}, wanted how many tokens"):
+        RolloutModelConfig(model_name_or_path="x", max_model_len=length)
+
+
+WRONG: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "meta": (lambda tensor: tensor.to("meta"), "on the meta device, without memory"),
+    "sparse": (lambda tensor: tensor.to_sparse(), r"sparse \(sparse_coo\)"),
+    "a number": (lambda _tensor: 3, "a int"),
+    "bytes of another dtype": (lambda tensor: tensor.to(torch.int8), "int8"),
+    "a column": (lambda tensor: tensor.reshape(-1, 1), r"\[\d+, 1\]"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("which", [0, -1])
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    tmp_path: Path, what: str, which: int
+) -> None:
+    a, b = (make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    model, (change, says) = rollout(a), WRONG[what]
+    before = {name: live.clone() for name, live in model.state_dict().items()}
+    sent: dict[str, Any] = dict(tensors(b))
+    name = list(sent)[which]
+    sent[name] = change(sent[name])
+    with pytest.raises(UpdateRejected, match=says) as refused:
+        model.load_weights(sent)
+    assert name in str(refused.value)
+    assert all(torch.equal(live, before[name]) for name, live in model.state_dict().items())
+    model.load_weights(tensors(b))

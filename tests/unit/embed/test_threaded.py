@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from hotswap.embed import HotSwap, HotSwapThread
 from hotswap.errors import ShuttingDown, UpdateRejected
 from hotswap.testing.fakes import Steps
 from hotswap.types import PauseMode
+from hotswap.weights.target import WeightTarget
 from tests.unit.embed.modules import LIMIT_S, checkpoint, filled, output
 from tests.unit.embed.test_hot_swap import fakes
 
@@ -112,3 +114,95 @@ def test_leaving_the_block_in_the_middle_of_an_update_drops_it() -> None:
             update.result(LIMIT_S)
     with swap.gate:
         assert output(module) == 16.0
+
+
+class Interrupted:
+    """Sends the main thread a Ctrl-C once ``arrived`` is set."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.sent = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.arrived.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        assert self.arrived.wait(LIMIT_S)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.sent.set()
+
+
+def test_a_ctrl_c_before_the_first_write_undoes_the_update_and_then_raises() -> None:
+    module, steps, ctrl_c = filled(1.0), Steps(), Interrupted()
+    steps.act_at(0, ctrl_c.arrived.set)
+    steps.hold("open")
+    with HotSwapThread(HotSwap(module, strategies={"disk": fakes(steps, B=2.0)})) as swap:
+        with ctrl_c, pytest.raises(KeyboardInterrupt):
+            swap.update("B")
+        # It is over: nothing is written after the caller has been told.
+        assert str(swap.state) == "serving"
+        assert repr(swap.gate) == "<ForwardGate open, 0 inside>"
+        assert output(module) == 16.0
+        assert swap.update("B").stamp.epoch == 1
+    assert output(module) == 64.0
+
+
+def test_a_ctrl_c_after_the_first_write_raises_once_the_update_has_ended(tmp_path: Path) -> None:
+    module, b, ctrl_c = filled(1.0), checkpoint(tmp_path / "b", 2.0), Interrupted()
+    target, may_end = WeightTarget(module), threading.Event()
+
+    def finish() -> None:
+        ctrl_c.arrived.set()
+        assert may_end.wait(LIMIT_S)
+
+    target.after_load(finish)
+    with HotSwapThread(HotSwap(target)) as swap, ThreadPoolExecutor(1) as pool:
+
+        def let_end() -> None:
+            # Once the caller has been interrupted, and waits for the end.
+            assert ctrl_c.sent.wait(LIMIT_S)
+            may_end.set()
+
+        letting = pool.submit(let_end)
+        with ctrl_c, pytest.raises(KeyboardInterrupt):
+            swap.update(b)
+        letting.result(LIMIT_S)
+        assert str(swap.state) == "serving"
+        assert swap.gate.closed is False
+        assert output(module) == 64.0
+
+
+async def test_cancelled_on_a_foreign_loop_after_the_first_write_it_ends_first(
+    tmp_path: Path,
+) -> None:
+    module, b = filled(1.0), checkpoint(tmp_path / "b", 2.0)
+    target, writing, may_end = WeightTarget(module), threading.Event(), threading.Event()
+
+    def finish() -> None:
+        writing.set()
+        assert may_end.wait(LIMIT_S)
+
+    target.after_load(finish)
+    with ThreadPoolExecutor(1) as pool:
+        swap = HotSwapThread(HotSwap(target))
+        await asyncio.wrap_future(pool.submit(swap.__enter__))
+        try:
+            update = asyncio.create_task(swap.update_async(b))
+            assert await asyncio.to_thread(writing.wait, LIMIT_S)
+            update.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not update.done()
+            may_end.set()
+            with pytest.raises(asyncio.CancelledError):
+                await update
+            assert str(swap.state) == "serving"
+            assert output(module) == 64.0
+        finally:
+            may_end.set()
+            await asyncio.wrap_future(pool.submit(swap.__exit__, None, None, None))
