@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ import anyio
 
 from hotswap.errors import UpdateRejected
 from hotswap.plugin_hooks import PreReadHook
+from hotswap.plugin_loading import NAME
 from hotswap.seams import LoadStrategy, Stage
 from hotswap.types import Bucket, Manifest, Placement, Update
 from hotswap.uninterrupted import on_worker_thread
@@ -42,9 +42,6 @@ RELEASE_S = 30.0
 """How long an update waits for its strategy to release what it holds."""
 
 _log = logging.getLogger("hotswap.update")
-
-# A name comes from a client, and the message is a command for a shell.
-_DIST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 
 @contextmanager
@@ -82,7 +79,8 @@ def strategy_named(name: str, strategies: Mapping[str, LoadStrategy]) -> LoadStr
 
 
 def _remedy(name: str, installed: Sequence[str]) -> str:
-    if not _DIST.fullmatch(name):
+    # A name comes from a client, and the message is a command for a shell.
+    if not NAME.fullmatch(name):
         return "that can be no strategy's name; send one that is installed"
     install = f"pip install hotswap-{name}, then restart the server"
     close = get_close_matches(name, installed, n=1)

@@ -74,7 +74,7 @@ class ChangedHook:
         """Show ``change`` to the plug-in. Never raises: an observer decides nothing."""
         try:
             self.call(change)
-        except Exception:
+        except (Exception, SystemExit):
             _log.exception("%s: hotswap_changed failed on %s", self.name, change)
 
 
@@ -84,7 +84,8 @@ async def _bounded(running: Awaitable[None], what: str, timeout_s: float) -> Non
             await running
         except HotswapError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # sys.exit() of a plug-in would end the server.
             raise UpdateRejected(f"{what} failed: {type(error).__name__}: {error}") from error
     if limit.cancelled_caught:
         raise UpdateRejected(

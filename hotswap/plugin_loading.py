@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from types import ModuleType
 from typing import TypeVar, cast
 
@@ -26,7 +27,19 @@ from hotswap.options import Option, option_values
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
 from hotswap.state import Change
 
-__all__ = ["Contribution", "Finder", "api_version_fault", "dist_of"]
+__all__ = [
+    "NAME",
+    "Contribution",
+    "Finder",
+    "api_version_fault",
+    "dist_of",
+    "one_line",
+    "said",
+    "said_by",
+]
+
+NAME: re.Pattern[str] = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+"""What a strategy or an engine may be called: what a dist may be."""
 
 _PREFIX = "hotswap_"
 _API_ATTRIBUTE = "hotswap_api_version"
@@ -62,11 +75,31 @@ class Contribution:
         return frozenset(flag for option in self.options for flag in option.flags)
 
 
+def one_line(text: str) -> str:
+    """``text`` without line ends: a reason is one line of a log."""
+    return " ".join(text.split())
+
+
+def said(error: BaseException) -> str:
+    """Class and message of what a plug-in raised, whose message may raise as well."""
+    try:
+        message = one_line(str(error))
+    except Exception:
+        message = "(its message cannot be read)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def dist_of(entry_point: EntryPoint) -> tuple[str, str]:
-    """Name and version of the dist that an entry point comes from."""
-    if entry_point.dist is None:
-        return entry_point.name, "?"
-    return entry_point.dist.name, entry_point.dist.version
+    """Name and version of the dist that an entry point comes from, which may say neither."""
+    dist = entry_point.dist
+    return said_by(dist, "Name") or entry_point.name, said_by(dist, "Version") or "?"
+
+
+def said_by(dist: Distribution | None, field: str) -> str | None:
+    """One field of a dist's metadata, which may be lacking."""
+    if dist is None or field not in dist.metadata:
+        return None
+    return dist.metadata[field]
 
 
 class Finder(pluggy.PluginManager):
@@ -95,9 +128,9 @@ class Finder(pluggy.PluginManager):
             return self._load(entry_point)
         except PluginError:
             raise
-        except Exception as error:
+        except BaseException as error:
             # Whatever else a plug-in's objects do when they are looked at.
-            raise PluginError(f"{type(error).__name__}: {error}") from error
+            raise PluginError(said(error)) from error
 
     def _load(self, entry_point: EntryPoint) -> Contribution:
         plugin = _imported(entry_point)
@@ -135,7 +168,7 @@ class Finder(pluggy.PluginManager):
         try:
             self.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(str(error).replace("\n", " ")) from error
+            raise PluginError(one_line(str(error))) from error
         return {
             caller.name: _positional(caller.spec.argnames, implementation)
             for caller in self.get_hookcallers(plugin) or ()
@@ -156,9 +189,15 @@ def _positional(wanted: Sequence[str], implementation: pluggy.HookImpl) -> Calla
 
 def _imported(entry_point: EntryPoint) -> object:
     try:
-        return entry_point.load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"cannot be imported: {type(error).__name__}: {error}") from error
+        loaded: object = entry_point.load()
+    except BaseException as error:
+        if EntryPoint.pattern.match(entry_point.value) is None:
+            raise PluginError(
+                f"the entry point {entry_point.name!r} is {entry_point.value!r}, wanted a module, "
+                "or module:object; put it right in the dist's pyproject.toml"
+            ) from error
+        raise PluginError(f"cannot be imported: {said(error)}") from error
+    return loaded
 
 
 def _hook_names(plugin: object) -> list[str]:
@@ -204,6 +243,11 @@ def _check_functions(plugin: object) -> None:
             raise PluginError(f"{name} is no hook; the hooks are {known}")
         if not inspect.isroutine(function):
             raise PluginError(f"{name} is a {type(function).__name__}, wanted a function")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise PluginError(
+                f"{name} has a yield: called, it has returned a generator, and nothing of it has "
+                "run; return what the hook wants, and yield nothing"
+            )
         wanted = "async def" if inspect.iscoroutinefunction(spec) else "def"
         if inspect.iscoroutinefunction(function) != (wanted == "async def"):
             raise PluginError(f"{name} is not written as {wanted!r}, as the hook wants it")
@@ -212,8 +256,8 @@ def _check_functions(plugin: object) -> None:
 def _asked(bound: _Bound, hook: str) -> object:
     try:
         return bound[hook]()
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{hook} failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise PluginError(f"{hook} failed: {said(error)}") from error
 
 
 def _factories(bound: _Bound, hook: str) -> Mapping[str, Callable[..., _T]]:
@@ -225,6 +269,11 @@ def _factories(bound: _Bound, hook: str) -> Mapping[str, Callable[..., _T]]:
     for name, factory in answer.items():
         if not isinstance(name, str) or not name or not callable(factory):
             raise PluginError(f"{hook} returned {name!r}: {factory!r}, wanted name: callable")
+        if NAME.fullmatch(name) is None:
+            raise PluginError(
+                f"{hook} returned the name {name!a:.80}, wanted at most 64 ASCII letters, digits, "
+                "'.', '_' and '-', a letter or a digit first and last: clients send it in requests"
+            )
     return dict(answer)
 
 

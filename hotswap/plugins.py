@@ -15,7 +15,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
+from typing import cast
 
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
@@ -24,8 +25,10 @@ from hotswap.errors import PluginError
 from hotswap.hookspecs import GROUP, EngineFactory, StrategyFactory
 from hotswap.options import Option
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
-from hotswap.plugin_loading import Contribution, Finder, dist_of
+from hotswap.plugin_loading import Contribution, Finder, dist_of, said
+from hotswap.plugin_scan import installed_entry_points
 from hotswap.seams import Engine, LoadStrategy
+from hotswap.wire.strategy import PUSHED
 
 __all__ = [
     "EMBEDDED",
@@ -116,15 +119,22 @@ def load_plugins(
     taken: list[Contribution] = []
     refusals: list[Refusal] = []
     own = _Own(options=reserved_options, routes=reserved_routes)
-    for entry_point in sorted(entry_points(group=GROUP) if found is None else found, key=_order):
+    if found is None:
+        found, broken = installed_entry_points(GROUP)
+        refusals += [
+            Refusal(name=dist.name, version=dist.version, module=dist.where, reason=dist.reason)
+            for dist in broken
+        ]
+    for entry_point in sorted(found, key=_order):
         try:
             contribution = finder.load(entry_point)
             _check_clashes(contribution, taken, own)
         except PluginError as error:
             refusals.append(_refusal(entry_point, error))
-            _log.warning("plug-in refused: %s", refusals[-1])
         else:
             taken.append(contribution)
+    for refusal in refusals:
+        _log.warning("plug-in refused: %s", refusal)
     return _combine(taken, refusals)
 
 
@@ -156,11 +166,11 @@ def resolve_engine(
         raise PluginError(_missing_message("engine", name, known, plugins.refusals))
     try:
         engine = factory(option_values)
-    except Exception as error:
-        raise PluginError(f"engine {name!r} cannot start: {error}") from error
+    except BaseException as error:
+        raise _cannot_start(f"engine {name!r}", error) from error
     if not isinstance(engine, AbstractAsyncContextManager):
         raise PluginError(
-            f"engine {name!r}: its factory made a {type(engine).__name__}, wanted an "
+            f"engine {name!r}: its factory made {_what(engine)}, wanted an "
             "asynchronous context manager that runs the engine"
         )
     return engine
@@ -188,15 +198,28 @@ def _make_strategy(
     name: str, factory: StrategyFactory, option_values: Mapping[str, object]
 ) -> LoadStrategy:
     try:
-        strategy = factory(option_values)
-    except Exception as error:
-        raise PluginError(f"load strategy {name!r} cannot start: {error}") from error
-    if not callable(getattr(strategy, "open", None)):
+        strategy: object = factory(option_values)
+        fits = callable(getattr(strategy, "open", None)) and not isinstance(strategy, type)
+    except BaseException as error:
+        raise _cannot_start(f"load strategy {name!r}", error) from error
+    if not fits:
         raise PluginError(
-            f"load strategy {name!r}: its factory made a {type(strategy).__name__}, wanted an "
+            f"load strategy {name!r}: its factory made {_what(strategy)}, wanted an "
             "object with open(update, placement)"
         )
-    return strategy
+    return cast(LoadStrategy, strategy)
+
+
+def _cannot_start(what: str, error: BaseException) -> PluginError:
+    """What a factory's refusal of its values, which is for people, comes to."""
+    reason = str(error) if isinstance(error, Exception) else ""
+    return PluginError(f"{what} cannot start: {reason or said(error)}")
+
+
+def _what(made: object) -> str:
+    if isinstance(made, type):
+        return f"the class {made.__name__}, and no object of it"
+    return f"a {type(made).__name__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +240,7 @@ def _check_clashes(new: Contribution, taken: Iterable[Contribution], own: _Own) 
     _refuse_shared("flag", new.flags, own.flags, "hotswap itself")
     _refuse_shared("route", new.route_paths, own.routes, "hotswap itself")
     _refuse_shared("engine", new.engines, (EMBEDDED,), "hotswap itself")
+    _refuse_shared("load strategy", new.strategies, (PUSHED,), "hotswap itself")
     for earlier in taken:
         _refuse_shared("load strategy", new.strategies, earlier.strategies, earlier.dist)
         _refuse_shared("engine", new.engines, earlier.engines, earlier.dist)
@@ -261,7 +285,7 @@ def _combine(taken: list[Contribution], refusals: list[Refusal]) -> Plugins:
 
 def _refusal(entry_point: EntryPoint, error: PluginError) -> Refusal:
     dist, version = dist_of(entry_point)
-    return Refusal(name=dist, version=version, module=entry_point.module, reason=str(error))
+    return Refusal(name=dist, version=version, module=entry_point.value, reason=str(error))
 
 
 def _order(entry_point: EntryPoint) -> tuple[str, str]:
