@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import anyio
@@ -23,7 +24,7 @@ class InFlightRequests:
 
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
-        self._closing = anyio.Event()
+        self._waits: set[anyio.CancelScope] | None = set()
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -41,11 +42,22 @@ class InFlightRequests:
     @property
     def closed(self) -> bool:
         """True once the server is going down."""
-        return self._closing.is_set()
+        return self._waits is None
 
-    async def until_closed(self) -> None:
-        """Return once the server is going down."""
-        await self._closing.wait()
+    @contextmanager
+    def until_closed(self) -> Iterator[None]:
+        """Run the body, and leave it where it waits once the server is going down."""
+        with anyio.CancelScope() as scope:
+            if self._waits is None:
+                scope.cancel()
+                yield
+                return
+            self._waits.add(scope)
+            try:
+                yield
+            finally:
+                if self._waits is not None:
+                    self._waits.discard(scope)
 
     def reserve(self, rid: str | None, *, batch: str | None = None) -> Ticket:
         """Take ``rid`` (a fresh one for None) until the ticket is left.
@@ -84,7 +96,9 @@ class InFlightRequests:
 
     def close(self) -> int:
         """Abort everything and take nothing more; how many were aborted."""
-        self._closing.set()
+        waits, self._waits = self._waits, None
+        for scope in waits or ():
+            scope.cancel()
         tickets = list(self._tickets.values())
         for ticket in tickets:
             ticket.abort(_SHUTDOWN)

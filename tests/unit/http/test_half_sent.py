@@ -1,10 +1,15 @@
 """Clients that stop in the middle of a request while the server goes down."""
 
+import asyncio
 from typing import Any
 
 import anyio
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
+
+from hotswap.http.errors import ShuttingDown
+from hotswap.http.half_sent import HalfSent
+from hotswap.http.in_flight import InFlightRequests
 
 
 class HalfAClient:
@@ -76,3 +81,42 @@ async def test_a_request_without_a_body_is_answered_by_a_server_that_goes_down(
     asked = {**scope("/requests"), "method": "GET", "headers": []}
     await serving.app(asked, receive, client.send)
     assert client.sent[0]["status"] == 200
+
+
+async def read_whole(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive())["more_body"]:
+        pass
+
+
+async def not_sent(message: Message) -> None:
+    pytest.fail(f"nobody replies: {message}")
+
+
+async def test_a_body_in_many_pieces_takes_no_task_for_each() -> None:
+    pieces, made = iter([*[True] * 100, False]), list[str]()
+
+    async def receive() -> Message:
+        await anyio.lowlevel.checkpoint()
+        return {"type": "http.request", "body": b"x", "more_body": next(pieces)}
+
+    def note(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(repr(work))
+        return asyncio.Task(work, loop=loop, **options)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(note)
+    try:
+        await HalfSent(read_whole, requests=InFlightRequests())(scope("/"), receive, not_sent)
+    finally:
+        loop.set_task_factory(None)
+    assert next(pieces, None) is None
+    assert made == []
+
+
+async def test_a_server_that_has_gone_down_waits_for_no_body_that_comes_later() -> None:
+    client, requests = HalfAClient(), InFlightRequests()
+    requests.close()
+    with pytest.raises(ShuttingDown):
+        await HalfSent(read_whole, requests=requests)(scope("/"), client.receive, not_sent)
+    assert client.waiting.is_set()
+    assert repr(requests) == "<InFlightRequests 0 closed>"
