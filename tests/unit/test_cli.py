@@ -219,7 +219,7 @@ def test_plugins_that_were_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = EntryPoint(name="broken", value="hotswap_no_such_module", group="hotswap")
-    monkeypatch.setattr(plugin_finding, "entry_points", lambda group: [refused])
+    monkeypatch.setattr(plugin_finding, "installed_entry_points", lambda group: ([refused], []))
 
     assert run("plugins") == 0
     shown = capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_plugins_that_were_refused(
 def test_no_plugins_at_all(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin_finding, "entry_points", lambda group: [])
+    monkeypatch.setattr(plugin_finding, "installed_entry_points", lambda group: ([], []))
 
     assert run("plugins") == 0
     assert "hotswap-disk" in capsys.readouterr().out
