@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio.lowlevel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotswap.http.errors import ShuttingDown
 from hotswap.http.in_flight import InFlightRequests
 
 __all__ = ["HalfSent"]
@@ -30,7 +29,7 @@ class HalfSent:
             nonlocal is_whole
             if is_whole:
                 return await receive()
-            message = await _before(receive, self._requests)
+            message = await self._requests.before_closed(receive)
             is_whole = not message.get("more_body", False)
             return message
 
@@ -48,14 +47,3 @@ def _may_have_a_body(scope: Scope) -> bool:
     told = b"content-length" in names or b"transfer-encoding" in names
     # Later versions end a body without having told of it.
     return told or not str(scope.get("http_version")).startswith("1")
-
-
-async def _before(receive: Receive, requests: InFlightRequests) -> Message:
-    """The next message, of a server that stays up. Raises: ShuttingDown.
-
-    A gigabyte comes in some 16 000 messages: a task for each, to wait for the end of the
-    server, would cost more than all else that is done with them.
-    """
-    with requests.until_closed():
-        return await receive()
-    raise ShuttingDown("the server is shutting down; send the whole request to another one")

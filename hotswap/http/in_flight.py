@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-
-import anyio
+from typing import TypeVar
 
 from hotswap.http.errors import DuplicateRequestId, RequestInvalid, ShuttingDown
 from hotswap.seams import Generation
 
 __all__ = ["InFlightRequests", "Ticket"]
 
+T = TypeVar("T")
 
 _SHUTDOWN = "the server is shutting down"
 
@@ -24,7 +24,7 @@ class InFlightRequests:
 
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
-        self._waits: set[anyio.CancelScope] | None = set()
+        self._waits: set[asyncio.Timeout] | None = set()
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -44,20 +44,25 @@ class InFlightRequests:
         """True once the server is going down."""
         return self._waits is None
 
-    @contextmanager
-    def until_closed(self) -> Iterator[None]:
-        """Run the body, and leave it where it waits once the server is going down."""
-        with anyio.CancelScope() as scope:
-            if self._waits is None:
-                scope.cancel()
-                yield
-                return
-            self._waits.add(scope)
-            try:
-                yield
-            finally:
-                if self._waits is not None:
-                    self._waits.discard(scope)
+    async def before_closed(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` returns. Raises: ShuttingDown where it waits as the server goes down.
+
+        Cheap, for it is asked for every piece of a body: a gigabyte comes in some 16 000. A
+        task for each costs more than all else that is done with them, and a cancel scope of
+        anyio three times as much as this.
+        """
+        wait = asyncio.timeout(0 if self._waits is None else None)
+        waits = set[asyncio.Timeout]() if self._waits is None else self._waits
+        waits.add(wait)
+        try:
+            async with wait:
+                return await work()
+        except TimeoutError:
+            if not wait.expired():
+                raise
+        finally:
+            waits.discard(wait)
+        raise ShuttingDown("the server is shutting down; send the whole request to another one")
 
     def reserve(self, rid: str | None, *, batch: str | None = None) -> Ticket:
         """Take ``rid`` (a fresh one for None) until the ticket is left.
@@ -97,8 +102,8 @@ class InFlightRequests:
     def close(self) -> int:
         """Abort everything and take nothing more; how many were aborted."""
         waits, self._waits = self._waits, None
-        for scope in waits or ():
-            scope.cancel()
+        for wait in waits or ():
+            wait.reschedule(0)
         tickets = list(self._tickets.values())
         for ticket in tickets:
             ticket.abort(_SHUTDOWN)

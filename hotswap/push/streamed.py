@@ -103,6 +103,8 @@ class _Coming:
 
     __slots__ = ("_extent", "_is_last", "_push")
 
+    in_order = True
+
     def __init__(self, push: StreamedPush, extent: Extent, *, is_last: bool) -> None:
         self._push = push
         self._extent = extent

@@ -31,6 +31,7 @@ class Delivery:
         self.ties: tuple[tuple[str, ...], ...] = checked.ties if checked else ()
         self._skipped = frozenset(plan.unknown)
         self._arrived: set[str] = set()
+        self._arrived_bytes = 0
         self.copies: frozenset[str] = frozenset(name for names in self.ties for name in names[1:])
 
     def __repr__(self) -> str:
@@ -44,7 +45,7 @@ class Delivery:
     @property
     def arrived_bytes(self) -> int:
         """Their bytes in the live dtype."""
-        return sum(self.specs[name].size_bytes for name in self._arrived)
+        return self._arrived_bytes
 
     @property
     def awaits_ties(self) -> bool:
@@ -68,6 +69,8 @@ class Delivery:
                 "fix the source and send the update again"
             )
         self._arrived.update(names)
+        # Added up as it comes: it is asked for after every bucket.
+        self._arrived_bytes += sum(self.specs[name].size_bytes for name in names)
         return wanted
 
     def _fault(self, name: str, payload: Payload) -> str | None:

@@ -1,5 +1,8 @@
 """Jobs for a bucket: tensors that lie side by side in a file are read with one call.
 
+Rule: payloads that say ``in_order`` can be read once, one after the other as the bucket has
+them; they are one job.
+
 A thread that reads holds the interpreter lock for a moment between two calls, and a
 forward pass wants it for every operation: a call for each of many small tensors
 would slow it down far more than the bytes do.
@@ -8,6 +11,7 @@ would slow it down far more than the bytes do.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -26,7 +30,11 @@ def bucket_jobs(
     """As ``fill_jobs`` for every ``(out, payload, part)``, with fewer jobs."""
     jobs: list[Job] = []
     run = _Run()
+    in_order: list[Job] = []
     for out, payload, part in items:
+        if getattr(payload, "in_order", False):
+            in_order.extend(fill_jobs(out, payload, part=part))
+            continue
         if part or not isinstance(payload, FileTensor) or not _is_small_copy(out, payload):
             jobs.extend(fill_jobs(out, payload, part=part))
             continue
@@ -35,7 +43,12 @@ def bucket_jobs(
         if not run.outs:
             jobs.append(run.read)
         run.append(out, payload)
-    return jobs
+    return [*jobs, partial(_one_by_one, in_order)] if in_order else jobs
+
+
+def _one_by_one(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        job()
 
 
 def _is_small_copy(out: torch.Tensor, payload: FileTensor) -> bool:

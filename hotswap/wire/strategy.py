@@ -6,7 +6,7 @@ ends, before anybody is told how it has.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from typing import TypeGuard
 
@@ -35,6 +35,9 @@ PUSHED = "push"
 """The name under which a controller has a :class:`PushStrategy`."""
 
 _PUSHED = "pushed"
+
+# A bucket takes some turns of the event loop, and a thread: not for every norm of a model.
+_RUN_BYTES = 32 * 2**20
 
 
 def push_update(
@@ -122,7 +125,8 @@ class _Opening:
 class _PushedStage:
     """Everything is one bucket: it came in one payload, and lies in memory already.
 
-    What can only be read ``in_order``, since it is still coming, is a bucket a tensor.
+    What can only be read ``in_order``, since it is still coming, is in buckets of some megabytes,
+    so that it shows how much has come.
     """
 
     def __init__(self, payloads: Mapping[str, Payload], *, in_order: bool = False) -> None:
@@ -136,6 +140,20 @@ class _PushedStage:
         return f"<_PushedStage {len(self._payloads)} tensors>"
 
     def buckets(self) -> list[Bucket]:
-        """One bucket, or one for each tensor."""
+        """One bucket, or several with what comes first in the first."""
         items = list(self._payloads.items())
-        return [[item] for item in items] if self._in_order else [items]
+        return _runs(items) if self._in_order else [items]
+
+
+def _runs(items: Iterable[tuple[str, Payload]]) -> list[Bucket]:
+    """Neighbours together, up to ``_RUN_BYTES`` where one alone has not more."""
+    runs = list[list[tuple[str, Payload]]]()
+    room = 0
+    for name, payload in items:
+        size = spec_of(name, payload).size_bytes
+        if not runs or size > room:
+            runs.append([])
+            room = _RUN_BYTES
+        runs[-1].append((name, payload))
+        room -= size
+    return list[Bucket](runs)

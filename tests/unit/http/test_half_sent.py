@@ -120,3 +120,12 @@ async def test_a_server_that_has_gone_down_waits_for_no_body_that_comes_later() 
         await HalfSent(read_whole, requests=requests)(scope("/"), client.receive, not_sent)
     assert client.waiting.is_set()
     assert repr(requests) == "<InFlightRequests 0 closed>"
+
+
+async def test_a_body_that_takes_too_long_is_not_a_server_that_goes_down() -> None:
+    async def receive() -> Message:
+        raise TimeoutError("the client's own")
+
+    app = HalfSent(read_whole, requests=InFlightRequests())
+    with pytest.raises(TimeoutError, match="the client's own"):
+        await app(scope("/"), receive, not_sent)

@@ -20,8 +20,8 @@ from hotswap.push import (
     StreamedPush,
 )
 from hotswap.testing.tiny_modules import tiny_state
-from hotswap.types import Readable
-from hotswap.wire import PayloadRefused
+from hotswap.types import Placement, Readable
+from hotswap.wire import PayloadRefused, PushStrategy, push_update, strategy
 from tests.unit.push.test_incoming import Sender
 
 
@@ -58,6 +58,22 @@ async def test_every_tensor_comes_in_its_turn(known: bool, skipped: list[str]) -
         with pytest.raises(OSError, match="has gone by already"):
             filled(payloads["embed.weight"])
     assert "tensors at byte" in repr(push)
+
+
+async def test_neighbours_come_in_one_bucket_while_they_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strategy, "_RUN_BYTES", 16)
+    sizes = {"none": 0, "a": 8, "b": 8, "c": 12, "large": 40, "d": 8, "e": 8, "last": 1}
+    state = {name: torch.arange(size, dtype=torch.uint8) for name, size in sizes.items()}
+    push = await pushed(b"".join(SafetensorsBody(state.items())))
+    async with PushStrategy().open(push_update(push), Placement()) as stage:
+        buckets = stage.buckets()
+        names = [[name for name, _ in bucket] for bucket in buckets]
+        assert names == [["none", "a", "b"], ["c"], ["large"], ["d", "e"], ["last"]]
+        for bucket in buckets:
+            for name, payload in bucket:
+                assert torch.equal(filled(payload), state[name])
 
 
 ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}

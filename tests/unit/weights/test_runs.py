@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hotswap.types import Payload
+from hotswap.types import Payload, TensorSpec
 from hotswap.weights import runs
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.runs import bucket_jobs
@@ -135,3 +135,35 @@ def test_a_file_that_changes_is_an_error_that_names_a_tensor(tmp_path: Path) -> 
         os.truncate(file, file.stat().st_size - 33)
         with pytest.raises(OSError, match=r"tensor 'a': 0\.safetensors was written to"):
             job()
+
+
+class Coming:
+    """A tensor that can be read once, after those that come before it."""
+
+    in_order = True
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.spec = TensorSpec(name=name, dtype=torch.float32, shape=(2,))
+        self._log = log
+
+    def read_into(self, out: torch.Tensor) -> None:
+        self._log.append(self.spec.name)
+        out.fill_(float(len(self._log)))
+
+
+def test_what_comes_in_order_is_one_job() -> None:
+    log = list[str]()
+    outs = {name: torch.zeros(2) for name in "cab"}
+    copied = torch.zeros(2)
+    jobs = bucket_jobs(
+        [
+            *((out, Coming(name, log), ()) for name, out in outs.items()),
+            (copied, torch.ones(2), ()),
+        ]
+    )
+    assert len(jobs) == 2
+    for job in jobs:
+        job()
+    assert log == ["c", "a", "b"]
+    assert [out.tolist() for out in outs.values()] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    assert copied.tolist() == [1.0, 1.0]
