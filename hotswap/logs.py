@@ -13,7 +13,14 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-__all__ = ["JsonLines", "TextLines", "configure_logs", "tell_of_server"]
+__all__ = [
+    "JsonLines",
+    "TextLines",
+    "configure_logs",
+    "one_line",
+    "tell_of_server",
+    "without_passwords",
+]
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -32,8 +39,14 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 Context = Callable[[], Mapping[str, object]]
 
 
-def _without_passwords(text: str) -> str:
+def without_passwords(text: str) -> str:
+    """``text``; what its URLs have before the host is hidden."""
     return _USER_OF_URL.sub("***@", text)
+
+
+def one_line(text: str) -> str:
+    """``text`` with its control characters as escapes: it begins no line, and moves no cursor."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class TextLines(logging.Formatter):
@@ -44,12 +57,11 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without the exception; control characters as escapes."""
-        line = super().formatMessage(record)
-        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], line)
+        return one_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """One record."""
-        return _without_passwords(super().format(record))
+        return without_passwords(super().format(record))
 
 
 class JsonLines(logging.Formatter):
@@ -76,7 +88,7 @@ class JsonLines(logging.Formatter):
         if record.stack_info:
             line["stack"] = record.stack_info
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        return _without_passwords(_dumped({**line, **self.context(), **fields, **line}))
+        return without_passwords(_dumped({**line, **self.context(), **fields, **line}))
 
 
 def configure_logs(*, level: str, style: str) -> None:

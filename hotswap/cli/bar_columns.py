@@ -25,7 +25,8 @@ def columns() -> tuple[ProgressColumn, ...]:
     """What each line shows: a phase, its bar, bytes, speed, time spent and time left."""
     return (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        # A server names its phases.
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         _OfTotal(DownloadColumn()),
         _OfTotal(TransferSpeedColumn()),

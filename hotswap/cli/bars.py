@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hotswap.cli.output import console_of
+from hotswap.logs import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from hotswap.client import UpdateInProgress
     from hotswap.stream import Progress
 
 __all__ = ["Bars", "bars"]
@@ -54,6 +56,10 @@ class Bars:
     def __call__(self, seen: Progress) -> None:
         """As a stream tells it; a phase of no bytes has no total."""
         self.show(seen.phase, seen.done_bytes, seen.total_bytes or None)
+
+    def tell(self, seen: UpdateInProgress) -> None:
+        """As a server tells it."""
+        self.show(one_line(seen.phase), seen.bytes_done or 0, seen.bytes_total)
 
     def show(self, phase: str, done: int, total: int | None) -> None:
         """``done`` bytes of ``total`` are through; without a total it only moves."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hotswap.client.fields import Fields
 
 if TYPE_CHECKING:
     from hotswap.client import ServerEvent, ServerState
@@ -58,10 +59,10 @@ class Board:
         self.trouble = reason
 
     def hear(self, event: ServerEvent) -> PastUpdate | None:
-        """The update that ``event`` ends, if it does."""
+        """The update that ``event`` ends, if it does. Raises: ReplyMalformed."""
         if event.name != "update" or event.tells.get("phase") not in (*_GOOD, *_BAD):
             return None
-        ended = _ended(event.tells)
+        ended = _ended(Fields(event.tells, at=f"event {event.id}"))
         self.updates.append(ended)
         return ended
 
@@ -80,13 +81,13 @@ class Board:
         return "  ".join(parts)
 
 
-def _ended(tells: Mapping[str, Any]) -> PastUpdate:
+def _ended(told: Fields) -> PastUpdate:
     return PastUpdate(
-        number=int(tells.get("update", 0)),
-        outcome=str(tells["phase"]),
-        source=str(tells.get("source", "")),
-        version=tells.get("weight_version") or tells.get("version"),
-        staged_ms=tells.get("staged_ms"),
-        paused_ms=tells.get("paused_ms"),
-        reason=tells.get("reason"),
+        number=told.count("update") or 0,
+        outcome=told.text("phase") or "",
+        source=told.text("source") or "",
+        version=told.label("weight_version") or told.label("version"),
+        staged_ms=told.number("staged_ms"),
+        paused_ms=told.number("paused_ms"),
+        reason=told.text("reason"),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from hotswap._version import __version__
 from hotswap.cli.codes import ExitCode
+from hotswap.cli.numbers import Seconds, Whole
 from hotswap.cli.output import print_json, usage_object
 from hotswap.options import Option
 
@@ -19,14 +20,15 @@ __all__ = ["COMMANDS", "CliCommand", "Flag", "parser_of"]
 class Flag:
     """One flag, or the argument of a command (a name without dashes).
 
-    Without ``metavar`` it is a switch. ``completes`` is ``directory``, ``command`` or
+    Without ``metavar`` it is a switch. ``type`` makes its value of a text, or refuses it.
+    ``completes`` is ``directory``, ``command`` or
     nothing; ``negative`` adds the ``--no-`` form.
     """
 
     name: str
     help: str
     metavar: str | None = None
-    type: type = str
+    type: Callable[[str], object] = str
     default: object = None
     choices: tuple[str, ...] = ()
     completes: str = ""
@@ -43,6 +45,7 @@ class CliCommand:
     flags: tuple[Flag, ...] = ()
 
 
+_COUNT, _AT_LEAST_ONE, _THREAD_COUNT = Whole(least=0), Whole(least=1), Whole(least=1, most=1024)
 _JSON = Flag(name="--json", help="one JSON object on stdout, for programs")
 _MODES = ("abort", "retract", "in_place", "wait")
 
@@ -58,12 +61,14 @@ def _directory(name: str, told: str, *, required: bool = False) -> Flag:
     )
 
 
-def _number(name: str, told: str, *, default: int | None = None, required: bool = False) -> Flag:
-    return Flag(name=name, metavar="N", type=int, help=told, default=default, required=required)
+def _number(
+    name: str, told: str, of: Whole, *, default: int | None = None, required: bool = False
+) -> Flag:
+    return Flag(name=name, metavar="N", type=of, help=told, default=default, required=required)
 
 
-def _seconds(name: str, told: str, *, default: float | None = None) -> Flag:
-    return Flag(name=name, metavar="S", type=float, help=told, default=default)
+def _seconds(name: str, told: str, of: Seconds, *, default: float | None = None) -> Flag:
+    return Flag(name=name, metavar="S", type=of, help=told, default=default)
 
 
 _SERVER = (
@@ -82,7 +87,7 @@ _SERVER = (
 )
 _LABELS = (
     Flag(name="--weight-version", metavar="LABEL", help="what to call the new weights"),
-    _number("--token-step", "the training step"),
+    _number("--token-step", "the training step", _COUNT),
     Flag(
         name="--pause-mode",
         metavar="MODE",
@@ -96,12 +101,19 @@ _LABELS = (
         help="drop cached prefixes (the default)",
     ),
 )
-_WITHIN = _seconds("--within-s", "seconds for all of it, retries included", default=600.0)
-_THREADS = _number("--threads", "threads that share out the tensors; one a processor, at most 8")
-_VERIFYING_THREADS = _number("--threads", "threads that share out the tensors; one a processor")
+_WITHIN = _seconds(
+    "--within-s", "seconds for all of it, retries included", Seconds(), default=600.0
+)
+_THREADS = _number(
+    "--threads", "threads that share out the tensors; one a processor, at most 8", _THREAD_COUNT
+)
+_VERIFYING_THREADS = _number(
+    "--threads", "threads that share out the tensors; one a processor", _THREAD_COUNT
+)
 _LOCK = _seconds(
     "--lock-timeout-s",
     "seconds to wait for another pull or reader of the local checkpoint",
+    Seconds(zero=True),
     default=600.0,
 )
 _BASE_KNOWN = _directory(
@@ -167,15 +179,15 @@ COMMANDS: tuple[CliCommand, ...] = (
     CliCommand(
         name="state",
         help="one look at a running server",
-        flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long"), _JSON),
+        flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long", Seconds()), _JSON),
     ),
     CliCommand(
         name="watch",
         help="a live view of a running server",
         flags=(
             *_SERVER,
-            _seconds("--every-s", "seconds between two looks", default=1.0),
-            _number("--times", "end after N looks"),
+            _seconds("--every-s", "seconds between two looks", Seconds(endless=False), default=1.0),
+            _number("--times", "end after N looks", _AT_LEAST_ONE),
             _JSON,
         ),
     ),
@@ -209,13 +221,18 @@ COMMANDS: tuple[CliCommand, ...] = (
                 default="gap",
                 help="how changes are written",
             ),
-            _number("--anchor-every", "every N-th version is a full one; 0 is none", default=0),
+            _number(
+                "--anchor-every", "every N-th version is a full one; 0 is none", _COUNT, default=0
+            ),
             _number(
                 "--aggregate-every",
                 "every N-th version rewrites aggregate/; 0 is none",
+                _COUNT,
                 default=0,
             ),
-            _number("--keep", "then remove what none of the newest N versions needs"),
+            _number(
+                "--keep", "then remove what none of the newest N versions needs", _AT_LEAST_ONE
+            ),
             _THREADS,
             _JSON,
         ),
@@ -226,7 +243,10 @@ COMMANDS: tuple[CliCommand, ...] = (
         flags=(
             _directory("source", "where versions are published"),
             _number(
-                "--keep", "the newest N versions stay, and all that leads to them", required=True
+                "--keep",
+                "the newest N versions stay, and all that leads to them",
+                _AT_LEAST_ONE,
+                required=True,
             ),
             Flag(name="--dry-run", help="only say what would be removed"),
             _JSON,
@@ -254,7 +274,7 @@ COMMANDS: tuple[CliCommand, ...] = (
             _directory(
                 "--base", "version 0: the checkpoint that training began with", required=True
             ),
-            _number("--target", "the version", required=True),
+            _number("--target", "the version", _COUNT, required=True),
             _THREADS,
             _LOCK,
             Flag(

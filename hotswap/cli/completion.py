@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, CliCommand, Flag
-from hotswap.cli.output import print_json, print_text
+from hotswap.cli.output import print_json, print_lines
 from hotswap.options import Option
 
 __all__ = ["completion_script", "run_completion"]
@@ -27,7 +27,7 @@ def run_completion(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print_json({"shell": options.shell, "script": script})
     else:
-        print_text(script)
+        print_lines(script.split("\n"))
     return ExitCode.DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from itertools import takewhile
 
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import parser_of
+from hotswap.cli.output import OutputLost, complain, fail
 from hotswap.cli.unknown_flags import meant_by
 from hotswap.command_line import hide_keys, is_key_flag
 
@@ -20,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (``hotswap.cli.codes``)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files need not be text, and a terminal need not have every letter.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         hide_keys()
     except OSError as error:
@@ -43,11 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return ExitCode.USAGE
     try:
-        return _run_of(options.command)(options)
-    except BrokenPipeError:
-        # Who read it has gone (`| head`). The exit must not try to write the rest.
+        return _ended(options)
+    except OutputLost as lost:
+        if not lost.by_reader:
+            complain(options.command, str(lost))
+        # The exit must not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+
+
+def _ended(options: argparse.Namespace) -> int:
+    try:
+        return _run_of(options.command)(options)
+    except KeyboardInterrupt as error:
+        return fail(options.command, error, as_json=options.json)
 
 
 def _unsafe_key(error: OSError) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import fail, print_json, print_text
+from hotswap.cli.output import fail, print_json, print_lines
 
 if TYPE_CHECKING:
     from hotswap.stream import LocalSurvey, SourceSurvey, VersionSurvey
@@ -22,18 +22,18 @@ _COLUMNS = ("version", "kind", "on", "tensors", "files", "size", "density", "cha
 def run_inspect(options: argparse.Namespace) -> ExitCode:
     """Print a table, or the same as JSON; code 1 when something cannot be pulled or read."""
     from hotswap.errors import HotswapError
+    from hotswap.stream.place import place_of
     from hotswap.stream.survey import survey_source
     from hotswap.stream.survey_local import is_local, survey_local
 
-    directory = Path(options.directory)
     try:
-        if is_local(directory):
-            local = survey_local(directory)
-            return _show_local(local, as_json=options.json)
+        place = place_of(options.directory)
+        if isinstance(place, Path) and is_local(place):
+            return _show_local(survey_local(place), as_json=options.json)
         base = None if options.base is None else Path(options.base)
         with bars(shown=not options.json) as progress:
             source = survey_source(
-                directory, base_dir=base, density=options.density, progress=progress
+                place, base_dir=base, density=options.density, progress=progress
             )
         return _show_source(source, as_json=options.json)
     except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
@@ -44,7 +44,7 @@ def _show_local(local: LocalSurvey, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json({"kind": "local", **asdict(local)})
     else:
-        print_text("\n".join(f"{name:<10} {value}" for name, value in _local_lines(local)))
+        print_lines(f"{name:<10} {value}" for name, value in _local_lines(local))
     return ExitCode.DONE if local.trouble is None else ExitCode.FAILED
 
 
@@ -69,7 +69,7 @@ def _show_source(source: SourceSurvey, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json({"kind": "source", **asdict(source)})
     else:
-        print_text("\n".join(_table(source)))
+        print_lines(_table(source))
     # A torn aggregate is skipped, and is nothing that a pull fails at.
     wrong = any(one.trouble is not None or one.missing is not None for one in source.versions)
     return ExitCode.FAILED if wrong else ExitCode.DONE

@@ -1,7 +1,10 @@
 """What the commands print: text for people, or one JSON object for programs.
 
-Rule: stdout has the result and nothing else; progress and errors of people's mode go to
-stderr. With ``--json`` an error is the result.
+Rules:
+
+* stdout has the result and nothing else; progress and errors of people's mode go to stderr. With
+  ``--json`` an error is the result.
+* What a server, a client or a file chose to be called begins no line and moves no cursor.
 """
 
 from __future__ import annotations
@@ -10,19 +13,23 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.codes import ExitCode, exit_code_of
+from hotswap.logs import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "OutputLost",
+    "complain",
     "console_of",
     "fail",
     "print_json",
+    "print_lines",
     "print_text",
     "retries_shown",
     "retries_unsaid",
@@ -30,14 +37,44 @@ __all__ = [
 ]
 
 
+class OutputLost(Exception):
+    """stdout takes nothing: the disk is full, or (``by_reader``) nobody reads it any more.
+
+    Not an error of what the command did, which is done.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"done, but its result cannot be written to stdout: {error}")
+        self.by_reader = isinstance(error, BrokenPipeError)
+
+
 def print_json(shown: Mapping[str, Any]) -> None:
-    """One object, on one line, at once."""
-    print(json.dumps(shown, default=str), flush=True)
+    """One object, on one line, at once. Raises: OutputLost."""
+    _print(json.dumps(shown, default=str))
 
 
 def print_text(text: str) -> None:
-    """One line or several."""
-    print(text, flush=True)
+    """One line, whatever is in it. Raises: OutputLost."""
+    _print(one_line(text))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """The same for each of ``lines``."""
+    _print("\n".join(map(one_line, lines)))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise OutputLost(error) from error
+
+
+def complain(command: str, line: str) -> None:
+    """One line on stderr, where somebody may read it."""
+    # The exit code tells as much as it can where nobody does.
+    with suppress(OSError):
+        print(f"hotswap {command}: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def usage_object(message: str) -> dict[str, Any]:
@@ -66,7 +103,7 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
         print_json(shown)
     else:
         for line in told:
-            print(f"hotswap {command}: {line}", file=sys.stderr, flush=True)
+            complain(command, line)
     return code
 
 
@@ -112,12 +149,12 @@ class _Lines(logging.Handler):
         self._command = command
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"hotswap {self._command}: {record.getMessage()}", file=sys.stderr, flush=True)
+        complain(self._command, record.getMessage())
 
 
 def console_of(stream: Any) -> Console | None:
     """A terminal that can show something live; None without one, or without rich."""
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+    if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None
     try:
         from rich.console import Console

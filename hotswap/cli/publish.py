@@ -26,14 +26,16 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
     from hotswap.cli.plugins import load_installed
     from hotswap.errors import HotswapError
     from hotswap.stream import Publisher
+    from hotswap.stream.place import absolute_place
     from hotswap.stream.stored import StoredTensors
 
     try:
+        _check_places(options)
         with (
             StoredTensors.at(Path(os.path.abspath(options.directory))) as stored,
             bars(shown=not options.json) as progress,
             Publisher(
-                Path(os.path.abspath(options.to)),
+                absolute_place(options.to),
                 run=options.run,
                 base_dir=None if options.base is None else Path(os.path.abspath(options.base)),
                 encoding=options.encoding,
@@ -55,14 +57,25 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
+def _check_places(options: argparse.Namespace) -> None:
+    """Raises: ValueError for a checkpoint that versions would be published into."""
+    for name, given in (("the checkpoint", options.directory), ("--base", options.base)):
+        if given is not None and os.path.realpath(given) == os.path.realpath(options.to):
+            raise ValueError(
+                f"--to {options.to} is {name} itself, wanted a directory of its own for what is "
+                "published"
+            )
+
+
 def run_prune(options: argparse.Namespace) -> ExitCode:
     """Remove versions that are not needed any more, and print which."""
     from hotswap.errors import HotswapError
     from hotswap.stream import prune
+    from hotswap.stream.place import absolute_place
 
     try:
         pruned = prune(
-            Path(os.path.abspath(options.source)), keep=options.keep, dry_run=options.dry_run
+            absolute_place(options.source), keep=options.keep, dry_run=options.dry_run
         )
     except (HotswapError, OSError, KeyboardInterrupt) as error:
         return fail("prune", error, as_json=options.json)

@@ -1,4 +1,4 @@
-"""``hotswap push``: bring the tensors of a checkpoint here to a server, wherever it is."""
+"""``hotswap push``: bring the tensors of a checkpoint here to a server, and show how far it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from hotswap.cli.bars import Bars, bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, retries_shown
 
@@ -21,15 +22,18 @@ def run_push(options: argparse.Namespace) -> ExitCode:
     from hotswap.errors import HotswapError
 
     try:
-        with retries_shown("push"):
-            result = _push(options)
+        with (
+            retries_shown("push"),
+            bars(shown=not options.json, begins="waiting for the server") as told,
+        ):
+            result = _push(options, told)
     except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("push", error, as_json=options.json)
     print_result(result, as_json=options.json)
     return ExitCode.DONE
 
 
-def _push(options: argparse.Namespace) -> UpdateResult:
+def _push(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
     """Raises: what the client does; UpdateRejected for a directory that is no checkpoint."""
     from hotswap.cli.server_address import blocking_client
     from hotswap.weights.checkpoint import Checkpoint
@@ -44,4 +48,5 @@ def _push(options: argparse.Namespace) -> UpdateResult:
             scope=options.scope,
             transport=options.transport.replace("-", "_"),
             within_s=options.within_s,
+            progress=None if told is None else told.tell,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import fail, print_json, print_text, retries_shown
+from hotswap.cli.output import fail, print_json, print_lines, retries_shown
 
 if TYPE_CHECKING:
     from hotswap.client import ServerState
@@ -32,7 +32,7 @@ def run_state(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print_json(state_object(seen))
     else:
-        print_text("\n".join(f"{name:<10} {value}" for name, value in state_lines(seen)))
+        print_lines(f"{name:<10} {value}" for name, value in state_lines(seen))
     return ExitCode.DONE
 
 

@@ -14,7 +14,7 @@ from hotswap.cli.output import fail, print_json, print_text, retries_shown
 from hotswap.counted import counted
 
 if TYPE_CHECKING:
-    from hotswap.client import UpdateInProgress, UpdateResult
+    from hotswap.client import UpdateResult
 
 __all__ = ["line_of", "print_result", "run_update"]
 
@@ -49,10 +49,6 @@ def _update(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
     """Raises: what the client does; ValueError for an address that is none."""
     from hotswap.cli.server_address import blocking_client
 
-    def show(seen: UpdateInProgress) -> None:
-        if told is not None:
-            told.show(seen.phase, seen.bytes_done or 0, seen.bytes_total)
-
     with blocking_client(options) as client:
         return client.update(
             _source(options.source),
@@ -63,7 +59,7 @@ def _update(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
             flush_cache=options.flush_cache,
             fenced=options.fenced,
             within_s=options.within_s,
-            progress=None if told is None else show,
+            progress=None if told is None else told.tell,
         )
 
 

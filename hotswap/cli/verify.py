@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import fail, print_json, print_text
+from hotswap.cli.output import complain, fail, print_json, print_text
 from hotswap.counted import counted
 
 if TYPE_CHECKING:
@@ -40,26 +39,27 @@ def run_verify(options: argparse.Namespace) -> ExitCode:
 
 
 def _verified(options: argparse.Namespace) -> Verified:
+    from hotswap.stream.place import place_of
     from hotswap.stream.survey_local import is_local
     from hotswap.stream.verify_local import verify_local
     from hotswap.stream.verify_source import verify_source
 
-    directory, threads = Path(options.directory), options.threads
+    place, threads = place_of(options.directory), options.threads
     with bars(shown=not options.json) as progress:
-        if is_local(directory):
+        if isinstance(place, Path) and is_local(place):
             return verify_local(
-                directory,
+                place,
                 threads=threads,
                 lock_timeout_s=options.lock_timeout_s,
                 progress=progress,
             )
         base = None if options.base is None else Path(options.base)
-        return verify_source(directory, base_dir=base, threads=threads, progress=progress)
+        return verify_source(place, base_dir=base, threads=threads, progress=progress)
 
 
 def _show(found: Verified, *, every: bool) -> None:
     for line in _fault_lines(found.faults, at_most=len(found.faults) if every else _FEW):
-        print(f"hotswap verify: {line}", file=sys.stderr)
+        complain("verify", line)
     versions = ", ".join(map(str, found.versions)) or "none"
     named = "version" if len(found.versions) == 1 else "versions"
     counts = f"{counted(found.checks, 'checksum')} over {found.checked_bytes / 1e6:.1f} MB"

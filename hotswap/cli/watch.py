@@ -10,21 +10,31 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hotswap.cli.board import Board, PastUpdate
-from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import console_of, fail, print_json, print_text, retries_unsaid
+from hotswap.cli.codes import ExitCode, exit_code_of
+from hotswap.cli.output import (
+    OutputLost,
+    console_of,
+    fail,
+    print_json,
+    print_text,
+    retries_unsaid,
+)
 from hotswap.cli.state import state_lines, state_object
+from hotswap.logs import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
     from hotswap.client import AsyncClient
+    from hotswap.errors import HotswapError
 
 __all__ = ["run_watch", "screen"]
 
 
 def run_watch(options: argparse.Namespace) -> ExitCode:
-    """Until Ctrl-C, or for ``--times`` looks; code 3 when the last look had no answer."""
+    """Until Ctrl-C, or for ``--times`` looks; then the code of the last one."""
     import anyio
 
     try:
@@ -33,6 +43,17 @@ def run_watch(options: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     except ValueError as error:
         return fail("watch", error, as_json=options.json)
+    except BaseExceptionGroup as group:
+        # Of the task group: what was printed to has gone, in one task of it.
+        lost, others = group.split(OutputLost)
+        if lost is None or others is not None:
+            raise
+        raise _first_of(lost) from None
+
+
+def _first_of(group: BaseExceptionGroup[OutputLost]) -> OutputLost:
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _watch(options: argparse.Namespace) -> ExitCode:
@@ -52,26 +73,33 @@ async def _watch(options: argparse.Namespace) -> ExitCode:
             anyio.create_task_group() as group,
         ):
             group.start_soon(partial(_listen, listener, report))
-            await _look(client, report, options)
+            trouble = await _look(client, report, options)
             group.cancel_scope.cancel()
-    return ExitCode.DONE if board.trouble is None else ExitCode.NO_ANSWER
+    return ExitCode.DONE if trouble is None else exit_code_of(trouble)
 
 
-async def _look(client: AsyncClient, report: Reporter, options: argparse.Namespace) -> None:
+async def _look(
+    client: AsyncClient, report: Reporter, options: argparse.Namespace
+) -> HotswapError | None:
+    """What was wrong with the last look, if anything."""
     import anyio
 
     from hotswap.errors import HotswapError
 
     looks = 0
+    trouble: HotswapError | None = None
     while options.times is None or looks < options.times:
         if looks:
             await anyio.sleep(options.every_s)
         looks += 1
         try:
             report.board.see(await client.state(within_s=max(options.every_s, 1.0)))
+            trouble = None
         except HotswapError as error:
+            trouble = error
             report.board.miss(str(error))
         report.looked()
+    return trouble
 
 
 async def _listen(client: AsyncClient, report: Reporter) -> None:
@@ -141,12 +169,12 @@ def screen(board: Board) -> RenderableType:
     from rich.table import Table
 
     if board.seen is None:
-        return board.line()
+        return _cell(board.line())
     server = Table.grid(padding=(0, 2))
     for name, value in state_lines(board.seen):
-        server.add_row(name, value)
+        server.add_row(name, _cell(value))
     if board.trouble is not None:
-        server.add_row("no answer", board.trouble)
+        server.add_row("no answer", _cell(board.trouble))
     updates = Table(title="last updates", title_justify="left", box=None, padding=(0, 2))
     for heading in ("update", "outcome", "version", "staged", "paused"):
         updates.add_column(heading)
@@ -154,13 +182,20 @@ def screen(board: Board) -> RenderableType:
     for update in reversed(board.updates):
         updates.add_row(
             str(update.number),
-            update.outcome,
-            update.version or "(no name)",
+            _cell(update.outcome),
+            _cell(update.version or "(no name)"),
             _ms(update.staged_ms),
             _ms(update.paused_ms),
-            update.reason or update.source,
+            _cell(update.reason or update.source),
         )
     return Group(server, "", updates)
+
+
+def _cell(text: str) -> Text:
+    """``text`` as it is: none of it is markup."""
+    from rich.text import Text
+
+    return Text(one_line(text))
 
 
 def _ms(value: float | None) -> str:

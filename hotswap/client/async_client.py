@@ -15,7 +15,7 @@ from hotswap.client.drivers import AsyncDriver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, beside
 from hotswap.client.pushing import PushPayload, PushRequest, Tensors, Transport, push
-from hotswap.client.session import ServerKind, Session
+from hotswap.client.session import Fence, ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
 from hotswap.client.updating import UpdateRequest, default_mode, kind_for, update
@@ -27,9 +27,9 @@ __all__ = ["AsyncClient", "AsyncEventStream", "AsyncPausedServer"]
 class AsyncClient:
     """Talks to one server, of hotswap or of SGLang. One event loop of asyncio.
 
-    Times are in seconds and bound the whole call, retries included. What it raises says
-    what happened to the weights (``weights_after``). Use it as a context manager, or
-    ``close`` it.
+    Times are in seconds and bound the whole call, retries included; ``math.inf`` is no bound.
+    What it raises says what happened to the weights (``weights_after``). Use it as a context
+    manager, or ``close`` it.
     """
 
     def __init__(
@@ -81,26 +81,29 @@ class AsyncClient:
             await self._http.aclose()
 
     async def state(self, *, within_s: float = 10.0) -> ServerState:
-        """One look at the server. Raises: NoAnswer, RequestRefused."""
+        """One look at the server. Raises: NoAnswer, RequestRefused, ReplyMalformed."""
         session = self._session
         return await self._driver.run(commands.state(session, budget=session.budget(within_s)))
 
     async def wait_ready(self, *, within_s: float = 60.0) -> None:
-        """Return once a generation request would run. Raises: NotReady, NoAnswer."""
+        """Return once a generation request would run.
+
+        Raises: NotReady, NoAnswer, RequestRefused, ReplyMalformed.
+        """
         session = self._session
         await self._driver.run(commands.wait_ready(session, budget=session.budget(within_s)))
 
     async def pause(self, mode: str | None = None, *, within_s: float = 60.0) -> None:
         """Close the gate; None is the server's own mode. Prefer ``paused``.
 
-        Raises: NoAnswer (it may be in effect), CommandError, RequestRefused.
+        Raises: NoAnswer, ReplyMalformed (it may be in effect); CommandError, RequestRefused.
         """
         session = self._session
         budget = session.budget(within_s)
         await self._driver.run(commands.pause(session, mode=mode, budget=budget))
 
     async def resume(self, *, within_s: float = 60.0) -> None:
-        """Open the gate. Raises: NoAnswer, CommandError, RequestRefused."""
+        """Open the gate. Raises: NoAnswer, CommandError, RequestRefused, ReplyMalformed."""
         session = self._session
         await self._driver.run(commands.resume(session, budget=session.budget(within_s)))
 
@@ -109,7 +112,7 @@ class AsyncClient:
     ) -> int | None:
         """Drop cached prefixes, asking ``times`` times; how many, where the server tells.
 
-        Raises: InFlight, NoAnswer, RequestRefused.
+        Raises: InFlight, NoAnswer, RequestRefused, ReplyMalformed.
         """
         session = self._session
         return await self._driver.run(
@@ -139,7 +142,8 @@ class AsyncClient:
 
         ``strategy`` reads ``source`` another way. ``progress`` is called on the event loop.
         Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError,
-        RequestRefused, NoAnswer, OutcomeUnknown, StillPaused.
+        RequestRefused, ReplyMalformed, NoAnswer, OutcomeUnknown, StillPaused; TypeError or
+        ValueError for what cannot be sent.
         """
         session = self._session
         budget = session.budget(within_s)
@@ -176,12 +180,14 @@ class AsyncClient:
         update_id: str | None = None,
         transport: Transport | str = Transport.AUTO,
         within_s: float = 600.0,
+        progress: ProgressCallback | None = None,
     ) -> UpdateResult:
         """Bring ``tensors`` to the server as one update; see ``docs/reference/client.md``.
 
-        They must not change before it is over. Raises: ValueError for what cannot be sent,
-        UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused, NoAnswer,
-        OutcomeUnknown; OSError when ``/dev/shm`` has no room and shared memory was asked for.
+        They must not change before it is over. ``progress`` is that of ``update``.
+        Raises: ValueError, TypeError for what cannot be sent, UpdateRejected, UpdateRolledBack,
+        UpdateFailed, CommandError, RequestRefused, ReplyMalformed, NoAnswer, OutcomeUnknown;
+        OSError when ``/dev/shm`` has no room and shared memory was asked for.
         """
         session = self._session
         wanted = PushRequest(
@@ -192,12 +198,14 @@ class AsyncClient:
             scope=scope,
             update_id=update_id,
         )
+        budget = session.budget(within_s)
         # Copying takes its time.
         make = partial(PushPayload, tensors, transport=Transport(transport), url=self.url)
         with await on_worker_thread(make) as payload:
-            return await self._driver.run(
-                push(session, payload, wanted, budget=session.budget(within_s))
-            )
+            await self._driver.run(session.kind_of_server(budget))
+            work = self._driver.run(push(session, payload, wanted, budget=budget))
+            source = payload.source
+            return await beside(work, session, self._http, source=source, progress=progress)
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> AsyncEventStream:
         """What happens on the server, from the event with the id ``after`` on."""
@@ -217,18 +225,16 @@ class AsyncPausedServer:
     ) -> None:
         self._driver = driver
         self._session = session
-        self._mode = mode
+        self._fence = Fence(mode=mode)
         self._within_s = within_s
 
     def __repr__(self) -> str:
-        return f"<AsyncPausedServer {self._session.url} {self._mode or 'by its own mode'}>"
+        return f"<AsyncPausedServer {self._session.url} {self._fence.mode or 'by its own mode'}>"
 
     async def __aenter__(self) -> None:
         budget = self._session.budget(self._within_s)
         try:
-            await self._driver.run(
-                commands.enter_fence(self._session, mode=self._mode, budget=budget)
-            )
+            await self._driver.run(commands.enter_fence(self._session, self._fence, budget=budget))
         except BaseException as error:
             await self._leave(error, entering=True)
             raise
@@ -244,14 +250,17 @@ class AsyncPausedServer:
     async def _leave(self, error: BaseException | None, *, entering: bool) -> None:
         budget = self._session.budget(self._within_s)
         await self._driver.run_to_the_end(
-            commands.leave_fence(self._session, error=error, entering=entering, budget=budget)
+            commands.leave_fence(
+                self._session, self._fence, error=error, entering=entering, budget=budget
+            )
         )
 
 
 class AsyncEventStream:
     """Iterate it; leave the context to let go of the connection.
 
-    It ends when the server says that it has ended. Raises: NoAnswer, RequestRefused.
+    It ends when the server says that it has ended. Raises: NoAnswer, RequestRefused,
+    ReplyMalformed.
     """
 
     def __init__(self, driver: AsyncDriver, feed: Feed) -> None:

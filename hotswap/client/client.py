@@ -10,11 +10,12 @@ from typing import Self
 import httpx
 
 from hotswap.client import commands
+from hotswap.client.bounded import BoundedTransport
 from hotswap.client.drivers import Driver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, looked_at
 from hotswap.client.pushing import PushPayload, PushRequest, Tensors, Transport, push
-from hotswap.client.session import ServerKind, Session
+from hotswap.client.session import Fence, ServerKind, Session
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.client.sse import ServerEvent
 from hotswap.client.updating import UpdateRequest, default_mode, kind_for, update
@@ -26,9 +27,9 @@ __all__ = ["Client", "EventStream", "PausedServer"]
 class Client(Closing):
     """Talks to one server, of hotswap or of SGLang, and blocks. Any thread.
 
-    Times are in seconds and bound the whole call, retries included. What it raises says
-    what happened to the weights (``weights_after``). Use it as a context manager, or
-    ``close`` it.
+    Times are in seconds and bound the whole call, retries included; ``math.inf`` is no bound.
+    What it raises says what happened to the weights (``weights_after``). Use it as a context
+    manager, or ``close`` it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Client(Closing):
         that is none, and for a key that no header can have; it does not repeat the key."""
         kind = None if server is None else ServerKind(server)
         self._session = Session(url, api_key=api_key, admin_key=admin_key, kind=kind)
-        self._http = http or httpx.Client(trust_env=False)
+        self._http = http or httpx.Client(trust_env=False, transport=BoundedTransport())
         self._owned = http is None
         self._driver = Driver(self._http, self._session.url)
 
@@ -69,26 +70,29 @@ class Client(Closing):
             self._http.close()
 
     def state(self, *, within_s: float = 10.0) -> ServerState:
-        """One look at the server. Raises: NoAnswer, RequestRefused."""
+        """One look at the server. Raises: NoAnswer, RequestRefused, ReplyMalformed."""
         session = self._session
         return self._driver.run(commands.state(session, budget=session.budget(within_s)))
 
     def wait_ready(self, *, within_s: float = 60.0) -> None:
-        """Return once a generation request would run. Raises: NotReady, NoAnswer."""
+        """Return once a generation request would run.
+
+        Raises: NotReady, NoAnswer, RequestRefused, ReplyMalformed.
+        """
         session = self._session
         self._driver.run(commands.wait_ready(session, budget=session.budget(within_s)))
 
     def pause(self, mode: str | None = None, *, within_s: float = 60.0) -> None:
         """Close the gate; None is the server's own mode. Prefer ``paused``.
 
-        Raises: NoAnswer (it may be in effect), CommandError, RequestRefused.
+        Raises: NoAnswer, ReplyMalformed (it may be in effect); CommandError, RequestRefused.
         """
         session = self._session
         budget = session.budget(within_s)
         self._driver.run(commands.pause(session, mode=mode, budget=budget))
 
     def resume(self, *, within_s: float = 60.0) -> None:
-        """Open the gate. Raises: NoAnswer, CommandError, RequestRefused."""
+        """Open the gate. Raises: NoAnswer, CommandError, RequestRefused, ReplyMalformed."""
         session = self._session
         self._driver.run(commands.resume(session, budget=session.budget(within_s)))
 
@@ -97,7 +101,7 @@ class Client(Closing):
     ) -> int | None:
         """Drop cached prefixes, asking ``times`` times; how many, where the server tells.
 
-        Raises: InFlight, NoAnswer, RequestRefused.
+        Raises: InFlight, NoAnswer, RequestRefused, ReplyMalformed.
         """
         session = self._session
         return self._driver.run(
@@ -127,7 +131,8 @@ class Client(Closing):
 
         ``strategy`` reads ``source`` another way. ``progress`` is called on another thread.
         Raises: UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError,
-        RequestRefused, NoAnswer, OutcomeUnknown, StillPaused.
+        RequestRefused, ReplyMalformed, NoAnswer, OutcomeUnknown, StillPaused; TypeError or
+        ValueError for what cannot be sent.
         """
         session = self._session
         budget = session.budget(within_s)
@@ -160,12 +165,14 @@ class Client(Closing):
         update_id: str | None = None,
         transport: Transport | str = Transport.AUTO,
         within_s: float = 600.0,
+        progress: ProgressCallback | None = None,
     ) -> UpdateResult:
         """Bring ``tensors`` to the server as one update; see ``docs/reference/client.md``.
 
-        They must not change before it is over. Raises: ValueError for what cannot be sent,
-        UpdateRejected, UpdateRolledBack, UpdateFailed, CommandError, RequestRefused, NoAnswer,
-        OutcomeUnknown; OSError when ``/dev/shm`` has no room and shared memory was asked for.
+        They must not change before it is over. ``progress`` is that of ``update``.
+        Raises: ValueError, TypeError for what cannot be sent, UpdateRejected, UpdateRolledBack,
+        UpdateFailed, CommandError, RequestRefused, ReplyMalformed, NoAnswer, OutcomeUnknown;
+        OSError when ``/dev/shm`` has no room and shared memory was asked for.
         """
         session = self._session
         wanted = PushRequest(
@@ -176,8 +183,11 @@ class Client(Closing):
             scope=scope,
             update_id=update_id,
         )
+        budget = session.budget(within_s)
         with PushPayload(tensors, transport=Transport(transport), url=self.url) as payload:
-            return self._driver.run(push(session, payload, wanted, budget=session.budget(within_s)))
+            self._driver.run(session.kind_of_server(budget))
+            with looked_at(session, self._http, source=payload.source, progress=progress):
+                return self._driver.run(push(session, payload, wanted, budget=budget))
 
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> EventStream:
         """What happens on the server, from the event with the id ``after`` on."""
@@ -197,16 +207,16 @@ class PausedServer:
     ) -> None:
         self._driver = driver
         self._session = session
-        self._mode = mode
+        self._fence = Fence(mode=mode)
         self._within_s = within_s
 
     def __repr__(self) -> str:
-        return f"<PausedServer {self._session.url} {self._mode or 'by its own mode'}>"
+        return f"<PausedServer {self._session.url} {self._fence.mode or 'by its own mode'}>"
 
     def __enter__(self) -> None:
         budget = self._session.budget(self._within_s)
         try:
-            self._driver.run(commands.enter_fence(self._session, mode=self._mode, budget=budget))
+            self._driver.run(commands.enter_fence(self._session, self._fence, budget=budget))
         except BaseException as error:
             self._leave(error, entering=True)
             raise
@@ -223,7 +233,9 @@ class PausedServer:
         budget = self._session.budget(self._within_s)
         try:
             self._driver.run(
-                commands.leave_fence(self._session, error=error, entering=entering, budget=budget)
+                commands.leave_fence(
+                    self._session, self._fence, error=error, entering=entering, budget=budget
+                )
             )
         except KeyboardInterrupt:
             # An impatient second Ctrl-C: once more, or the server would stay paused.
@@ -235,7 +247,8 @@ class PausedServer:
 class EventStream:
     """Iterate it; leave the context to let go of the connection.
 
-    It ends when the server says that it has ended. Raises: NoAnswer, RequestRefused.
+    It ends when the server says that it has ended. Raises: NoAnswer, RequestRefused,
+    ReplyMalformed.
     """
 
     def __init__(self, driver: Driver, feed: Feed) -> None:

@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import math
+
 from hotswap.client.effects import Reply, Steps, sleep
-from hotswap.client.errors import NoAnswer, NotReady, StillPaused
-from hotswap.client.replies import body_of, command_error, message_of
-from hotswap.client.session import Budget, ServerKind, Session
+from hotswap.client.errors import NoAnswer, NotReady, ReplyMalformed, StillPaused
+from hotswap.client.fields import Fields
+from hotswap.client.replies import body_of, command_error, fields_of, is_success, message_of
+from hotswap.client.session import Budget, Fence, ServerKind, Session
 from hotswap.client.shown import ServerState, server_state, sglang_state
 from hotswap.errors import HotswapError, InFlight
 
-__all__ = ["enter_fence", "flush", "leave_fence", "pause", "resume", "state", "wait_ready"]
+__all__ = [
+    "check_flushes",
+    "enter_fence",
+    "flush",
+    "leave_fence",
+    "pause",
+    "resume",
+    "state",
+    "wait_ready",
+]
 
 _POLL_S = 0.5
 
 
 def pause(session: Session, *, mode: str | None, budget: Budget) -> Steps[None]:
-    """Close the gate. Twice is once. Raises: NoAnswer, RequestRefused, CommandError."""
+    """Close the gate. Twice is once.
+
+    Raises: NoAnswer, RequestRefused, ReplyMalformed, CommandError.
+    """
     body = {} if mode is None else {"mode": str(mode)}
     reply = yield from session.ask("/pause_generation", budget, body=body)
-    _check(session, "/pause_generation", reply)
+    _fields(session, "/pause_generation", reply)
 
 
 def resume(session: Session, *, budget: Budget) -> Steps[None]:
-    """Open the gate; nothing when it is open. Raises: NoAnswer, RequestRefused, CommandError."""
+    """Open the gate; nothing when it is open.
+
+    Raises: NoAnswer, RequestRefused, ReplyMalformed, CommandError.
+    """
     reply = yield from session.ask("/continue_generation", budget, body={})
-    _check(session, "/continue_generation", reply)
+    _fields(session, "/continue_generation", reply)
 
 
 def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> Steps[int | None]:
     """Ask until it is done: cached prefixes that were dropped, where the server tells.
 
-    Raises: InFlight after ``times`` refusals; NoAnswer, RequestRefused.
+    Raises: InFlight after ``times`` refusals; NoAnswer, RequestRefused, ReplyMalformed;
+    ValueError for numbers that are none.
     """
+    check_flushes(times, every_s)
     path, asked = "/flush_cache", 0
     while True:
         reply = yield from session.ask(path, budget, body={}, patient=False)
         asked += 1
-        if reply.status == 200:
-            cleared = body_of(reply).get("entries_cleared")
-            return cleared if isinstance(cleared, int) else None
+        if is_success(reply):
+            # SGLang answers with a text.
+            return Fields(body_of(reply), at=f"{session.url}{path}").count("entries_cleared")
         if reply.status != 400:
             raise command_error(reply, doing=f"{session.url}{path}")
         if asked >= times or budget.left_s <= every_s:
@@ -49,53 +69,68 @@ def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> St
         yield from sleep(every_s)
 
 
+def check_flushes(times: int, every_s: float) -> None:
+    """Raises: ValueError for how often, or how far apart, nothing can be asked for."""
+    if times < 1:
+        raise ValueError(f"a flush is to be asked for {times} times, wanted 1 or more")
+    if not 0 <= every_s < math.inf:
+        raise ValueError(f"there are {every_s:g} seconds between two flushes, wanted 0 or more")
+
+
 def state(session: Session, *, budget: Budget) -> Steps[ServerState]:
-    """One look. Raises: NoAnswer, RequestRefused."""
+    """One look. Raises: NoAnswer, RequestRefused, ReplyMalformed."""
     kind = yield from session.kind_of_server(budget)
     if kind is ServerKind.HOTSWAP:
         reply = yield from session.ask("/status", budget)
-        _check(session, "/status", reply)
-        return server_state(body_of(reply))
+        return server_state(_fields(session, "/status", reply))
     info = yield from session.ask("/model_info", budget)
-    _check(session, "/model_info", info)
-    loads = yield from session.ask("/v1/loads?include=core", budget)
-    health = yield from session.ask("/ping", budget)
+    told = _fields(session, "/model_info", info)
+    path = "/v1/loads?include=core"
+    loads = yield from session.ask(path, budget)
+    health = yield from session.ask("/ping", budget, probe=True)
     if health.status == 404:
-        health = yield from session.ask("/health", budget)
-    ready = health.status == 200
-    return sglang_state(body_of(info), body_of(loads), ready=ready)
+        health = yield from session.ask("/health", budget, probe=True)
+    # It is not there in older ones.
+    rows = loads if is_success(loads) else Reply(status=200, body=b"{}")
+    return sglang_state(told, _fields(session, path, rows), ready=is_success(health))
 
 
 def wait_ready(session: Session, *, budget: Budget) -> Steps[None]:
     """Ask until a generation request would run now.
 
-    Raises: NotReady with the last reasons; NoAnswer when nobody answered; RequestRefused.
+    Raises: NotReady with the last reasons; NoAnswer when nobody answered; RequestRefused,
+    ReplyMalformed.
     """
     kind = yield from session.kind_of_server(budget)
     path = "/ready" if kind is ServerKind.HOTSWAP else "/health"
     while True:
-        reply = yield from session.ask(path, budget)
-        if reply.status == 200:
+        reply = yield from session.ask(path, budget, probe=True)
+        if is_success(reply):
             return
         if reply.status != 503:
             raise command_error(reply, doing=f"{session.url}{path}")
         if budget.left_s <= _POLL_S:
-            reasons = body_of(reply).get("reasons") or ["status 503"]
+            told = Fields(body_of(reply), at=f"{session.url}{path}").texts("reasons")
             raise NotReady(
                 f"{session.url} was not ready within {budget.seconds:g} s: "
-                f"{', '.join(map(str, reasons))}; put that right, or wait longer"
+                f"{', '.join(told) or 'status 503'}; put that right, or wait longer"
             )
         yield from sleep(_POLL_S)
 
 
-def enter_fence(session: Session, *, mode: str | None, budget: Budget) -> Steps[None]:
+def enter_fence(session: Session, fence: Fence, *, budget: Budget) -> Steps[None]:
     """Pause; also inside another fence, whose own pause may not be in effect yet."""
-    session.fences.append(mode)
-    yield from pause(session, mode=mode, budget=budget)
+    session.fences.append(fence)
+    yield from pause(session, mode=fence.mode, budget=budget)
 
 
 def leave_fence(
-    session: Session, *, error: BaseException | None, entering: bool, budget: Budget
+    session: Session,
+    fence: Fence,
+    *,
+    error: BaseException | None,
+    entering: bool,
+    budget: Budget,
 ) -> Steps[None]:
     """Continue what was paused, if this is the last fence of the client.
 
@@ -103,7 +138,8 @@ def leave_fence(
     nobody knows to have failed may still come into effect. It gets a note when the
     server stays paused. Raises: StillPaused when there is no other error.
     """
-    session.fences.pop()
+    # Not the last one that was entered: fences of several tasks overlap as they like.
+    session.fences.remove(fence)
     if session.fences or (entering and _surely_refused(error)):
         return
     try:
@@ -119,9 +155,12 @@ def leave_fence(
 
 
 def _surely_refused(error: BaseException | None) -> bool:
-    return isinstance(error, HotswapError) and not isinstance(error, NoAnswer)
+    return isinstance(error, HotswapError) and not isinstance(error, NoAnswer | ReplyMalformed)
 
 
-def _check(session: Session, path: str, reply: Reply) -> None:
-    if reply.status >= 400:
-        raise command_error(reply, doing=f"{session.url}{path}")
+def _fields(session: Session, path: str, reply: Reply) -> Fields:
+    """Raises: RequestRefused, CommandError for what is no success; ReplyMalformed."""
+    at = f"{session.url}{path}"
+    if not is_success(reply):
+        raise command_error(reply, doing=at)
+    return fields_of(reply, at=at)

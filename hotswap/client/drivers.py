@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import anyio
 import httpx
 
+from hotswap.client.bounded import LONGEST_WAIT_S, pieces_within, within
 from hotswap.client.effects import (
     CloseStream,
     Content,
@@ -69,27 +70,36 @@ class Driver:
         try:
             match effect:
                 case Send():
-                    content = None if effect.content is None else iter(effect.content.pieces)
-                    request = _request(self._http, self._url, effect, content)
-                    return _reply(self._http.send(request))
+                    return self._sent(effect)
                 case Sleep(seconds=seconds):
-                    self._pause(seconds)
+                    self._pause(min(seconds, LONGEST_WAIT_S))
                 case OpenStream():
-                    self._stream = self._http.send(
-                        _stream_request(self._http, self._url, effect), stream=True
-                    )
+                    request = _stream_request(self._http, self._url, effect)
+                    with within(effect.open_s):
+                        self._stream = self._http.send(request, stream=True)
                     self._pieces = self._stream.iter_bytes()
                     return _head(self._stream)
                 case ReadStream():
                     return next(self._pieces, b"")
                 case CloseStream():
                     self.close_stream()
-        except httpx.LocalProtocolError:
+        except (httpx.LocalProtocolError, UnicodeEncodeError):
             # Not as its cause either: what it says may repeat a header, and so a key.
             raise _unsendable() from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _no_reply(error) from error
         return None
+
+    def _sent(self, asked: Send) -> Reply:
+        content = None if asked.content is None else iter(asked.content.pieces)
+        request = _request(self._http, self._url, asked, content)
+        with within(asked.timeout_s):
+            response = self._http.send(request, stream=True)
+            try:
+                body = b"".join(pieces_within(response.iter_bytes()))
+            finally:
+                response.close()
+        return Reply(status=response.status_code, headers=_headers(response), body=body)
 
     def close_stream(self) -> None:
         """Let go of the stream, if there is one."""
@@ -137,23 +147,28 @@ class AsyncDriver:
                 case Send():
                     pieces = None if effect.content is None else _piece_by_piece(effect.content)
                     request = _request(self._http, self._url, effect, pieces)
-                    return _reply(await self._http.send(request))
+                    with anyio.fail_after(effect.timeout_s):
+                        return _reply(await self._http.send(request))
                 case Sleep(seconds=seconds):
                     await anyio.sleep(seconds)
                 case OpenStream():
                     request = _stream_request(self._http, self._url, effect)
-                    self._stream = await self._http.send(request, stream=True)
+                    with anyio.fail_after(effect.open_s):
+                        self._stream = await self._http.send(request, stream=True)
                     self._pieces = self._stream.aiter_bytes()
                     return _head(self._stream)
                 case ReadStream():
                     return b"" if self._pieces is None else await anext(self._pieces, b"")
                 case CloseStream():
                     await self.close_stream()
-        except httpx.LocalProtocolError:
+        except (httpx.LocalProtocolError, UnicodeEncodeError):
             # Not as its cause either: what it says may repeat a header, and so a key.
             raise _unsendable() from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _no_reply(error) from error
+        except TimeoutError:
+            # httpx's own bound each read only.
+            raise NoReply("ReadTimeout: the reply was not whole in time", sent=True) from None
         return None
 
     async def close_stream(self) -> None:
@@ -171,7 +186,6 @@ async def _piece_by_piece(content: Content) -> AsyncIterator[bytes]:
 def _request(
     http: httpx.Client | httpx.AsyncClient, url: str, asked: Send, content: Any
 ) -> httpx.Request:
-    limit = httpx.Timeout(asked.timeout_s, connect=min(_CONNECT_S, asked.timeout_s))
     headers = dict(asked.headers)
     if asked.content is not None:
         headers["content-type"] = asked.content.media_type
@@ -182,17 +196,29 @@ def _request(
         url + asked.path,
         json=None if asked.body is None else dict(asked.body),
         content=content,
-        headers=headers,
-        timeout=limit,
+        headers=_as_sent(headers),
+        timeout=_limit(asked.timeout_s),
     )
 
 
 def _stream_request(
     http: httpx.Client | httpx.AsyncClient, url: str, asked: OpenStream
 ) -> httpx.Request:
-    limit = httpx.Timeout(asked.timeout_s, connect=min(_CONNECT_S, asked.timeout_s))
-    headers = {"accept": "text/event-stream", **asked.headers}
-    return http.build_request("GET", url + asked.path, headers=headers, timeout=limit)
+    headers = _as_sent({"accept": "text/event-stream", **asked.headers})
+    timeout = _limit(asked.timeout_s)
+    return http.build_request("GET", url + asked.path, headers=headers, timeout=timeout)
+
+
+def _limit(seconds: float) -> httpx.Timeout:
+    seconds = min(seconds, LONGEST_WAIT_S)
+    return httpx.Timeout(seconds, connect=min(_CONNECT_S, seconds))
+
+
+def _as_sent(headers: Mapping[str, str]) -> httpx.Headers:
+    """As UTF-8, which an id to resume after may be. Raises: UnicodeEncodeError."""
+    return httpx.Headers(
+        [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
+    )
 
 
 def _reply(response: httpx.Response) -> Reply:
@@ -208,15 +234,16 @@ def _headers(response: httpx.Response) -> dict[str, str]:
     return {name.lower(): str(value) for name, value in shown.items()}
 
 
-def _no_reply(error: httpx.TransportError) -> NoReply:
+def _no_reply(error: httpx.RequestError) -> NoReply:
     said = str(error) or "no reason given"
     return NoReply(f"{type(error).__name__}: {said}", sent=not isinstance(error, _NEVER_SENT))
 
 
 def _unsendable() -> NoReply:
     return NoReply(
-        "LocalProtocolError: HTTP does not allow one of its headers; wanted visible characters "
-        "in those of the httpx client that was given and in the id to begin after",
+        "LocalProtocolError: HTTP does not allow one of its headers, or it has what is no Unicode; "
+        "wanted visible characters in the headers of the httpx client that was given and in the id "
+        "to begin after, and text in the rest",
         sent=False,
         final=True,
     )

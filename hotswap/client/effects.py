@@ -68,7 +68,7 @@ class Content:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """One request. ``body`` goes out as JSON, ``content`` as it is; ``timeout_s`` bounds the
-    wait for the reply."""
+    time until its reply is whole, however slowly that comes."""
 
     method: str
     path: str
@@ -88,10 +88,12 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStream:
-    """Begin a reply whose body is read in pieces; ``timeout_s`` bounds the wait for each."""
+    """Begin a reply whose body is read in pieces: ``open_s`` bounds the time until it begins,
+    ``timeout_s`` the wait for each piece."""
 
     path: str
     timeout_s: float
+    open_s: float
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

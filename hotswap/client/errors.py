@@ -14,6 +14,7 @@ __all__ = [
     "NoAnswer",
     "NotReady",
     "OutcomeUnknown",
+    "ReplyMalformed",
     "RequestRefused",
     "StillPaused",
     "WeightsAfter",
@@ -43,6 +44,14 @@ class RequestRefused(HotswapError):
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ReplyMalformed(HotswapError):
+    """The server answered, and not as a server of hotswap's or SGLang's does.
+
+    The message says what was seen and what was wanted. No update has it: one whose reply nobody
+    can read is looked for in the server's state, as one whose reply was lost.
+    """
 
 
 class OutcomeUnknown(HotswapError):

@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 from hotswap.client.effects import Content, NoReply, Reply, Send, Steps, send, sleep
-from hotswap.client.errors import NoAnswer
-from hotswap.client.replies import body_of, update_error
-from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
+from hotswap.client.errors import NoAnswer, OutcomeUnknown
+from hotswap.client.session import (
+    Budget,
+    ServerKind,
+    Session,
+    answered,
+    is_busy,
+    tell_of_retry,
+)
 from hotswap.client.shown import UpdateResult
-from hotswap.client.updating import UpdateRequest, default_mode, result_of
+from hotswap.client.updating import check_labels, default_mode, outcome
 from hotswap.closing import Closing
-from hotswap.errors import UpdateRejected
+from hotswap.errors import HotswapError, UpdateRejected
 
 if TYPE_CHECKING:
     from hotswap.push import SharedTensors
@@ -63,6 +69,10 @@ class PushRequest:
     update_id: str | None = None
     attempts: int = field(default=_ATTEMPTS)
 
+    def __post_init__(self) -> None:
+        """Raises: ValueError, TypeError for what cannot be sent."""
+        check_labels(token_step=self.token_step, version=self.version, update_id=self.update_id)
+
     def labels(self, *, fenced: bool) -> dict[str, object]:
         """The fields of the request."""
         told: dict[str, object] = {
@@ -97,6 +107,8 @@ class PushPayload(Closing):
             if self.must_share or (transport is Transport.AUTO and _is_here(url)):
                 self.shared, self._owned = self._copied(items), True
         self.count: int = len(items)
+        # What the server calls the update.
+        self.source: str = f"a push of {self.count} tensors"
         self.body: SafetensorsBody = SafetensorsBody(items)
 
     def __repr__(self) -> str:
@@ -155,39 +167,42 @@ def push(
             f"{doing} was not sent: SGLang's servers have no {_PATH}; send a payload of "
             "hotswap.wire to /update_weights_from_tensor"
         )
-    labels = wanted.labels(fenced=bool(session.fences))
-    sent = 0
-    last = "nothing was sent"
-    while sent < wanted.attempts:
-        sent += 1
-        path, content = payload.content(labels)
-        try:
-            reply = yield from _sent(session, path, content, budget)
-        except NoReply as error:
-            if error.final:
-                raise session.not_sent(_PATH, error) from error
-            last = str(error)
-        else:
-            if reply.status == 200 and body_of(reply).get("success") is True:
-                request = UpdateRequest(source=doing, version=wanted.version)
-                return result_of(request, body_of(reply))
-            if _is_unseen(reply) and payload.shared is not None and not payload.must_share:
-                # Another container, or another machine behind a tunnel.
-                payload.give_up_sharing()
-                sent -= 1
-                continue
-            failure = update_error(reply, doing=doing)
-            if not is_busy(failure):
-                raise failure
-            last = str(failure)
-        if budget.left_s <= _POLL_S:
+    doubt: OutcomeUnknown | None = None
+    for attempt in range(1, wanted.attempts + 1):
+        found = yield from _tried(session, payload, wanted, doing=doing, budget=budget)
+        if isinstance(found, UpdateResult):
+            return found
+        if not isinstance(found, NoReply):
+            if not is_busy(found):
+                raise found
+        elif found.sent:
+            doubt = session.unknown(doing, f"{found}, sent {attempt} times")
+        if budget.left_s <= _POLL_S or attempt == wanted.attempts:
             break
-        tell_of_retry(f"{doing}: {last}", budget)
+        tell_of_retry(f"{doing}: {found}", budget)
         yield from sleep(_POLL_S)
-    raise NoAnswer(
-        f"{doing}: sent {sent} times within {budget.seconds:g} s, and not done: {last}; look at "
-        "the state of the server, and push again"
+    raise doubt or NoAnswer(
+        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {found}; look "
+        "at the state of the server, and push again"
     )
+
+
+def _tried(
+    session: Session, payload: PushPayload, wanted: PushRequest, *, doing: str, budget: Budget
+) -> Steps[UpdateResult | HotswapError | NoReply]:
+    """What came of sending it once. Raises: RequestRefused for what HTTP does not allow."""
+    path, content = payload.content(wanted.labels(fenced=bool(session.fences)))
+    try:
+        reply = yield from _sent(session, path, content, budget)
+    except NoReply as error:
+        if error.final:
+            raise session.not_sent(_PATH, error) from error
+        return error
+    if _is_unseen(reply) and payload.shared is not None and not payload.must_share:
+        # Another container, or another machine behind a tunnel.
+        payload.give_up_sharing()
+        return (yield from _tried(session, payload, wanted, doing=doing, budget=budget))
+    return outcome(reply, source=doing, version=wanted.version, doing=doing)
 
 
 def _sent(session: Session, path: str, content: Content, budget: Budget) -> Steps[Reply]:
@@ -198,7 +213,7 @@ def _sent(session: Session, path: str, content: Content, budget: Budget) -> Step
         timeout_s=max(budget.left_s, 0.001),
         headers=session.key_headers(admin=True),
     )
-    return (yield from send(request))
+    return answered((yield from send(request)))
 
 
 def _is_unseen(reply: Reply) -> bool:

@@ -5,21 +5,42 @@ Rules, in this order, because SGLang's envelope has no room for a class:
 * ``X-Hotswap-Error`` names the class; every error reply of a hotswap server has it.
 * ``error.code`` of GR's envelope names it nearly as well.
 * What SGLang's own servers write is judged by their words (``sglang_failure``).
+
+Only 2xx is success, and something on the way may have answered in the server's place: a proxy
+whose server is away, a page that asks people to log in.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from hotswap import errors
 from hotswap.client.effects import Reply
 from hotswap.client.errors import OutcomeUnknown, RequestRefused
+from hotswap.client.fields import Fields, malformed
 
-__all__ = ["CODES", "body_of", "command_error", "message_of", "update_error"]
+__all__ = [
+    "CODES",
+    "body_of",
+    "command_error",
+    "fields_of",
+    "is_of_proxy",
+    "is_redirect",
+    "is_success",
+    "message_of",
+    "no_page",
+    "update_error",
+]
 
 _HEADER = "x-hotswap-error"
+
+# What proxies answer when the server behind them does not.
+_OF_PROXIES = (502, 503, 504)
+_PAGE = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 CODES: Mapping[str, type[errors.HotswapError]] = {
     "busy": errors.Busy,
@@ -62,8 +83,69 @@ def body_of(reply: Reply) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def is_success(reply: Reply) -> bool:
+    """Whether it is 2xx. Nothing else is: a redirect was followed by nobody."""
+    return 200 <= reply.status < 300
+
+
+def is_redirect(reply: Reply) -> bool:
+    """Whether it sends the client elsewhere, so that nobody has done anything."""
+    return 300 <= reply.status < 400
+
+
+def is_of_proxy(reply: Reply) -> bool:
+    """Whether something on the way says that the server did not answer it.
+
+    Errors of hotswap's servers have their header; SGLang's own have an envelope.
+    """
+    if reply.status not in _OF_PROXIES or _HEADER in reply.headers:
+        return False
+    body = body_of(reply)
+    return not ({"object", "success"} & body.keys() or isinstance(body.get("error"), dict))
+
+
+def no_page(reply: Reply, *, at: str) -> Reply:
+    """``reply``, unless it is a page for people. Raises: ReplyMalformed."""
+    if _is_page(reply):
+        raise malformed(at, seen=f"{reply.status} and {_page(reply)}", wanted="its own reply")
+    return reply
+
+
+def fields_of(reply: Reply, *, at: str) -> Fields:
+    """The fields of a reply that is an object. Raises: ReplyMalformed for any other body."""
+    try:
+        body = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        body = None
+    if isinstance(body, dict):
+        return Fields(body, at=at)
+    seen = message_of(reply) if reply.body.strip() else "no body"
+    raise malformed(at, seen=f"{reply.status} and {seen:.200}", wanted="a JSON object")
+
+
+def _is_page(reply: Reply) -> bool:
+    kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "text/html" or _PAGE.match(reply.body) is not None
+
+
+def _page(reply: Reply) -> str:
+    """What to call a page: its title, where it has one."""
+    title = _TITLE.search(reply.body.decode(errors="replace"))
+    named = " ".join(title[1].split())[:200] if title else ""
+    return f"an HTML page {named!r}" if named else "an HTML page"
+
+
 def message_of(reply: Reply) -> str:
     """What a reply says for people, in whichever envelope it came."""
+    if is_redirect(reply):
+        where = reply.headers.get("location")
+        sent = "a redirect" if where is None else f"a redirect to {where[:500]!r}"
+        return (
+            f"{sent}, which is not followed, so that nothing was done; give the address of the "
+            "server itself"
+        )
+    if _is_page(reply):
+        return _page(reply)
     body = body_of(reply)
     error = body.get("error")
     nested = error.get("message") if isinstance(error, dict) else error
@@ -87,7 +169,7 @@ def update_error(reply: Reply, *, doing: str) -> errors.HotswapError:
     kind = _class_of(reply)
     if kind is not None:
         return kind(message)
-    if reply.status in (401, 403, 404, 405):
+    if reply.status in (401, 403, 404, 405) or is_redirect(reply):
         return RequestRefused(message, status=reply.status)
     if _is_sglang_failure(reply):
         return _sglang_failure(reply)(message)

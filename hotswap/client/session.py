@@ -3,6 +3,7 @@
 Rules of retrying:
 
 * A request that the server cannot have seen may be sent again, whatever it is.
+* A proxy that says that its server did not answer (502, 503, 504) is no reply.
 * One that it may have seen may be sent again when twice is the same as once.
 * ``busy`` says that nothing was begun: it may be sent again.
 * No retry begins after the time that the caller gave.
@@ -14,15 +15,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+
+import httpx
 
 from hotswap.api_keys import ApiKey
 from hotswap.client.effects import NoReply, Reply, Send, Steps, send, sleep
 from hotswap.client.errors import NoAnswer, OutcomeUnknown, RequestRefused
-from hotswap.client.replies import body_of, command_error
+from hotswap.client.replies import (
+    body_of,
+    command_error,
+    is_of_proxy,
+    is_success,
+    message_of,
+    no_page,
+)
 from hotswap.errors import Busy, HotswapError, ShuttingDown
+from hotswap.logs import without_passwords
 
-__all__ = ["Budget", "ServerKind", "Session", "is_busy", "tell_of_retry"]
+__all__ = ["Budget", "Fence", "ServerKind", "Session", "answered", "is_busy", "tell_of_retry"]
 
 _log = logging.getLogger("hotswap.client")
 
@@ -33,6 +45,8 @@ _LEAST_TIMEOUT_S = 0.001
 _SHORT_CALL_S = 2.0
 _TELL_EVERY_S = 30.0
 
+_IN_PLACE = "in_place"
+
 
 class ServerKind(StrEnum):
     """Whose server it is: hotswap's, in whichever dialect, or SGLang's own."""
@@ -41,12 +55,24 @@ class ServerKind(StrEnum):
     SGLANG = "sglang"
 
 
-class Budget:
-    """So many seconds from now on, for everything that one call does."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fence:
+    """One ``paused()`` that is open, and its mode. Two of them are never the same."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    mode: str | None = None
+
+
+class Budget:
+    """So many seconds from now on, for everything that one call does; infinitely many at most.
+
+    Raises: ValueError for no time at all, which ``name`` is to blame for.
+    """
+
+    def __init__(
+        self, seconds: float, clock: Callable[[], float], *, name: str = "within_s"
+    ) -> None:
         if not seconds > 0:
-            raise ValueError(f"within_s is {seconds:g}, wanted more than 0 seconds")
+            raise ValueError(f"{name} is {seconds:g}, wanted more than 0 seconds")
         self.seconds = seconds
         now = clock()
         self._clock = clock
@@ -73,7 +99,7 @@ class Budget:
 class Session:
     """Address, keys and findings of one client. No I/O.
 
-    ``fences`` are the modes of the ``paused()`` contexts that are open now.
+    ``fences`` are the ``paused()`` contexts that are open now.
     """
 
     def __init__(
@@ -85,21 +111,28 @@ class Session:
         kind: ServerKind | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the address is {url!r}, wanted one like http://127.0.0.1:30000")
-        self.url: str = url.rstrip("/")
+        self.url: str = _address(url)
         self.kind = kind
         self.clock = clock
-        self.fences: list[str | None] = []
+        self.fences: list[Fence] = []
         self._api_key = _sendable(api_key, name="api_key")
         self._admin_key = _sendable(admin_key, name="admin_key")
 
     def __repr__(self) -> str:
         return f"<Session {self.url} {self.kind or 'not asked yet'}>"
 
-    def budget(self, within_s: float) -> Budget:
+    def budget(self, within_s: float, *, name: str = "within_s") -> Budget:
         """Raises: ValueError for no time at all."""
-        return Budget(within_s, self.clock)
+        return Budget(within_s, self.clock, name=name)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether requests are frozen in place, keys and values included.
+
+        They are not once another mode has met them, whichever fence is left first.
+        """
+        modes = [fence.mode for fence in self.fences]
+        return bool(modes) and all(mode == _IN_PLACE for mode in modes)
 
     def key_headers(self, *, admin: bool) -> dict[str, str]:
         """The one key that the route asks for, if we have one."""
@@ -117,20 +150,27 @@ class Session:
         return self.kind is ServerKind.SGLANG if told is None else told
 
     def ask_once(
-        self, path: str, budget: Budget, *, body: Mapping[str, object] | None = None
+        self,
+        path: str,
+        budget: Budget,
+        *,
+        body: Mapping[str, object] | None = None,
+        probe: bool = False,
     ) -> Steps[Reply]:
-        """GET, or POST of ``body``, without a retry. Raises: NoReply."""
-        return (
-            yield from send(
-                Send(
-                    method="GET" if body is None else "POST",
-                    path=path,
-                    body=body,
-                    timeout_s=max(budget.left_s, _LEAST_TIMEOUT_S),
-                    headers=self.key_headers(admin=body is not None),
-                )
+        """GET, or POST of ``body``, without a retry; a 503 is what a ``probe`` may answer.
+
+        Raises: NoReply.
+        """
+        reply = yield from send(
+            Send(
+                method="GET" if body is None else "POST",
+                path=path,
+                body=body,
+                timeout_s=max(budget.left_s, _LEAST_TIMEOUT_S),
+                headers=self.key_headers(admin=body is not None),
             )
         )
+        return reply if probe and reply.status == 503 else answered(reply)
 
     def ask(
         self,
@@ -139,19 +179,22 @@ class Session:
         *,
         body: Mapping[str, object] | None = None,
         patient: bool = True,
+        probe: bool = False,
     ) -> Steps[Reply]:
         """The same, of something that may be sent twice: retried while there is time.
 
         ``patient`` also waits for a server that is busy with another command.
-        Returns the reply, which may be an error. Raises: NoAnswer.
+        Returns the reply, which may be an error. Raises: NoAnswer; ReplyMalformed for a page.
         """
         while True:
             try:
-                reply = yield from self.ask_once(path, budget, body=body)
+                reply = yield from self.ask_once(path, budget, body=body, probe=probe)
             except NoReply as error:
                 yield from self.wait_or_give_up(path, budget, error)
                 continue
-            if not patient or reply.status < 400 or budget.left_s <= _RETRY_S:
+            if is_success(reply):
+                return no_page(reply, at=f"{self.url}{path}")
+            if not patient or budget.left_s <= _RETRY_S:
                 return reply
             refusal = command_error(reply, doing=f"{self.url}{path}")
             if not is_busy(refusal):
@@ -164,6 +207,12 @@ class Session:
 
         Raises: NoAnswer when there is no time for one; RequestRefused when none can help.
         """
+        if not error.final and budget.left_s > _RETRY_S:
+            tell_of_retry(f"{self.url}{path}: {error}", budget)
+        yield from self.wait_in_silence(path, budget, error)
+
+    def wait_in_silence(self, path: str, budget: Budget, error: NoReply) -> Steps[None]:
+        """The same, of what is no trouble yet."""
         if error.final:
             raise self.not_sent(path, error)
         if budget.left_s <= _RETRY_S:
@@ -171,7 +220,6 @@ class Session:
                 f"{self.url}{path} was not answered within {budget.seconds:g} s ({error}); "
                 "wanted a server that answers: look whether it runs, and send it again"
             ) from error
-        tell_of_retry(f"{self.url}{path}: {error}", budget)
         yield from sleep(_RETRY_S)
 
     def kind_of_server(self, budget: Budget) -> Steps[ServerKind]:
@@ -202,10 +250,34 @@ class Session:
         )
 
 
+def answered(reply: Reply) -> Reply:
+    """``reply``, unless it is what a proxy says in the server's place. Raises: NoReply."""
+    if is_of_proxy(reply):
+        raise NoReply(
+            f"something on the way answered {reply.status} in its place: {message_of(reply)}",
+            sent=True,
+        )
+    return reply
+
+
 def tell_of_retry(trouble: object, budget: Budget) -> None:
     """Log that a request is sent again and why, now and then."""
     if budget.is_time_to_tell():
         _log.warning("%s; asking again, for up to %.0f s", trouble, budget.left_s)
+
+
+def _address(url: str) -> str:
+    """``url`` as paths are put behind it. Raises: ValueError."""
+    wanted = "wanted one like http://127.0.0.1:30000"
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ValueError(f"the address is {without_passwords(url)!r} ({error}), {wanted}") from None
+    # A port of None is the one that the scheme has.
+    fits = parsed.host and (parsed.port is None or 0 < parsed.port < 2**16)
+    if parsed.scheme not in ("http", "https") or not fits or parsed.query or parsed.fragment:
+        raise ValueError(f"the address is {without_passwords(url)!r}, {wanted}")
+    return url.rstrip("/")
 
 
 def _sendable(key: str | None, *, name: str) -> str | None:

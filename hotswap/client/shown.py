@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotswap.client.fields import Fields
 from hotswap.client.session import ServerKind
 
 __all__ = ["ServerState", "UpdateInProgress", "UpdateResult", "server_state", "sglang_state"]
@@ -92,61 +93,57 @@ class UpdateResult:
     shown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-def server_state(body: Mapping[str, Any]) -> ServerState:
-    """From hotswap's ``/status``."""
-    facts, weights = _part(body, "facts"), _part(body, "weights")
-    in_flight = _part(body, "in_flight")
-    gate = facts.get("gate")
+def server_state(told: Fields) -> ServerState:
+    """From hotswap's ``/status``. Raises: ReplyMalformed."""
+    facts, weights = told.part("facts"), told.part("weights")
+    in_flight = told.part("in_flight")
     return ServerState(
         server=ServerKind.HOTSWAP,
-        ready=bool(body.get("ready")),
-        state=body.get("state"),
-        reasons=tuple(map(str, body.get("reasons", ()))),
-        gate=None if gate is None else str(gate),
-        weights=facts.get("weights"),
-        weight_version=weights.get("weight_version"),
-        weight_epoch=weights.get("weight_epoch"),
-        weight_update_count=weights.get("weight_update_count"),
-        token_step=weights.get("token_step"),
-        last_update_ms=weights.get("last_weight_update_ms"),
-        model_path=body.get("model_path"),
-        running=in_flight.get("running"),
-        waiting=in_flight.get("waiting"),
-        updates=tuple(map(_in_progress, body.get("updates", ()))),
-        server_version=body.get("version"),
-        shown=body,
+        ready=told.flag("ready") or False,
+        state=told.text("state"),
+        reasons=told.texts("reasons"),
+        gate=facts.text("gate"),
+        weights=facts.text("weights"),
+        weight_version=weights.label("weight_version"),
+        weight_epoch=weights.count("weight_epoch"),
+        weight_update_count=weights.count("weight_update_count"),
+        token_step=weights.count("token_step"),
+        last_update_ms=weights.number("last_weight_update_ms"),
+        model_path=told.text("model_path"),
+        running=in_flight.count("running"),
+        waiting=in_flight.count("waiting"),
+        updates=tuple(map(_in_progress, told.parts("updates"))),
+        server_version=told.label("version"),
+        shown=told.body,
     )
 
 
-def sglang_state(info: Mapping[str, Any], loads: Mapping[str, Any], *, ready: bool) -> ServerState:
-    """From ``/model_info`` and ``/v1/loads``, summed over data-parallel ranks."""
-    rows = [row for row in loads.get("loads", ()) if isinstance(row, Mapping)]
-    version = info.get("weight_version")
+def sglang_state(told: Fields, loads: Fields, *, ready: bool) -> ServerState:
+    """From ``/model_info`` and ``/v1/loads``, summed over data-parallel ranks.
+
+    Raises: ReplyMalformed.
+    """
+    rows = loads.parts("loads")
     return ServerState(
         server=ServerKind.SGLANG,
         ready=ready,
         reasons=() if ready else ("unhealthy",),
-        weight_version=None if version is None else str(version),
-        model_path=info.get("model_path"),
-        running=sum(row.get("num_running_reqs") or 0 for row in rows) if rows else None,
-        waiting=sum(row.get("num_waiting_reqs") or 0 for row in rows) if rows else None,
-        shown={**info, "loads": rows},
+        weight_version=told.label("weight_version"),
+        model_path=told.text("model_path"),
+        running=sum(row.count("num_running_reqs") or 0 for row in rows) if rows else None,
+        waiting=sum(row.count("num_waiting_reqs") or 0 for row in rows) if rows else None,
+        shown={**told.body, "loads": [row.body for row in rows]},
     )
 
 
-def _in_progress(shown: Mapping[str, Any]) -> UpdateInProgress:
+def _in_progress(shown: Fields) -> UpdateInProgress:
     return UpdateInProgress(
-        source=str(shown.get("source", "")),
-        version=shown.get("version"),
-        phase=str(shown.get("phase", "")),
-        since_ms=shown.get("since_ms"),
-        tensors_done=shown.get("tensors_done"),
-        tensors_total=shown.get("tensors_total"),
-        bytes_done=shown.get("bytes_done"),
-        bytes_total=shown.get("bytes_total"),
+        source=shown.text("source") or "",
+        version=shown.label("version"),
+        phase=shown.text("phase") or "",
+        since_ms=shown.number("since_ms"),
+        tensors_done=shown.count("tensors_done"),
+        tensors_total=shown.count("tensors_total"),
+        bytes_done=shown.count("bytes_done"),
+        bytes_total=shown.count("bytes_total"),
     )
-
-
-def _part(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = body.get(name)
-    return found if isinstance(found, Mapping) else {}

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from hotswap.client.commands import flush, state
-from hotswap.client.effects import NoReply, Steps, sleep
-from hotswap.client.errors import NoAnswer, OutcomeUnknown
+from hotswap.client.commands import check_flushes, flush, state
+from hotswap.client.effects import NoReply, Reply, Steps, sleep
+from hotswap.client.errors import NoAnswer, OutcomeUnknown, ReplyMalformed
+from hotswap.client.fields import Fields
 from hotswap.client.replies import body_of, update_error
 from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
 
-__all__ = ["UpdateRequest", "default_mode", "kind_for", "result_of", "update"]
+__all__ = ["UpdateRequest", "check_labels", "default_mode", "kind_for", "outcome", "update"]
 
 _PATH = "/update_weights_from_disk"
 _POLL_S = 0.5
-_IN_PLACE = "in_place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,8 @@ class UpdateRequest:
     ``strategy`` is the load strategy that reads it, the server's own choice when None.
     Refused flushes are tried ``flush_times`` times, ``flush_every_s`` apart. ``attempts``
     bounds how often the update itself is sent.
+
+    Raises: ValueError, TypeError for what cannot be sent, before anything is paused for it.
     """
 
     source: str
@@ -43,6 +44,33 @@ class UpdateRequest:
     flush_times: int = 60
     flush_every_s: float = 1.0
     attempts: int = 3
+
+    def __post_init__(self) -> None:
+        check_flushes(self.flush_times, self.flush_every_s)
+        check_labels(
+            token_step=self.token_step,
+            source=self.source,
+            strategy=self.strategy,
+            version=self.version,
+        )
+
+
+def check_labels(*, token_step: object, **texts: object) -> None:
+    """Raises: TypeError for what is no text, or no whole number; ValueError for a text that has
+    what is no Unicode, as the name of a file may have."""
+    if token_step is not None and (isinstance(token_step, bool) or not isinstance(token_step, int)):
+        raise TypeError(f"token_step is {token_step!r:.80}, wanted a whole number")
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is a {type(text).__name__}, wanted a text")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name} is {text!a:.200}, which no JSON can have; wanted a name in UTF-8"
+            ) from None
 
 
 def default_mode(kind: ServerKind) -> str:
@@ -75,21 +103,23 @@ def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[
     """
     kind = yield from kind_for(session, wanted, budget=budget)
     before = yield from state(session, budget=budget)
-    if session.fences and wanted.flush_cache and session.fences[-1] != _IN_PLACE:
+    if session.fences and wanted.flush_cache and not session.is_frozen:
         # Requests frozen in place keep their keys and values: such a flush never succeeds.
         yield from flush(
             session, times=wanted.flush_times, every_s=wanted.flush_every_s, budget=budget
         )
     body = _body(session, kind, wanted)
+    doubt: OutcomeUnknown | None = None
     for attempt in range(1, wanted.attempts + 1):
         found = yield from _attempt(session, wanted, body, before, budget)
-        if found is not None:
+        if isinstance(found, UpdateResult):
             return found
+        doubt = doubt or found
         if budget.left_s <= _POLL_S or attempt == wanted.attempts:
             break
         tell_of_retry(f"{_doing(session, wanted)}: sent {attempt} times and not done", budget)
         yield from sleep(_POLL_S)
-    raise NoAnswer(
+    raise doubt or NoAnswer(
         f"{_doing(session, wanted)}: sent {attempt} times within {budget.seconds:g} s, and the "
         "server has not done it; look at its log, and send the update again"
     )
@@ -101,8 +131,8 @@ def _attempt(
     body: Mapping[str, object],
     before: ServerState,
     budget: Budget,
-) -> Steps[UpdateResult | None]:
-    """The result; None when it was not done and may be sent again."""
+) -> Steps[UpdateResult | OutcomeUnknown | None]:
+    """The result; None when it was not done. What is unknown may be sent again as well."""
     try:
         reply = yield from session.ask_once(_PATH, budget, body=body)
     except NoReply as error:
@@ -111,23 +141,23 @@ def _attempt(
         if not error.sent:
             return None
         return (yield from _found_out(session, wanted, before, budget, error))
-    if reply.status == 200 and body_of(reply).get("success") is True:
-        return result_of(wanted, body_of(reply))
-    failure = update_error(reply, doing=_doing(session, wanted))
-    if is_busy(failure):
+    found = outcome(
+        reply, source=wanted.source, version=wanted.version, doing=_doing(session, wanted)
+    )
+    if isinstance(found, UpdateResult):
+        return found
+    if is_busy(found):
         return None
-    if isinstance(failure, OutcomeUnknown):
-        return (yield from _found_out(session, wanted, before, budget, failure))
-    raise failure
+    if isinstance(found, OutcomeUnknown):
+        return (yield from _found_out(session, wanted, before, budget, found))
+    raise found
 
 
 def _body(session: Session, kind: ServerKind, wanted: UpdateRequest) -> dict[str, object]:
-    fenced = bool(session.fences)
-    frozen = fenced and session.fences[-1] == _IN_PLACE
     body: dict[str, object] = {
         "model_path": wanted.source,
         # SGLang's scheduler dies of a flush beside requests that hold keys and values.
-        "flush_cache": wanted.flush_cache and not (frozen and kind is ServerKind.SGLANG),
+        "flush_cache": wanted.flush_cache and not (session.is_frozen and kind is ServerKind.SGLANG),
     }
     if wanted.strategy is not None:
         body["strategy"] = wanted.strategy
@@ -135,7 +165,7 @@ def _body(session: Session, kind: ServerKind, wanted: UpdateRequest) -> dict[str
         body["weight_version"] = wanted.version
     if wanted.token_step is not None:
         body["token_step"] = wanted.token_step
-    if not fenced:
+    if not session.fences:
         body["pause_mode"] = wanted.pause_mode or default_mode(kind)
     return body
 
@@ -146,7 +176,7 @@ def _found_out(
     before: ServerState,
     budget: Budget,
     cause: Exception,
-) -> Steps[UpdateResult | None]:
+) -> Steps[UpdateResult | OutcomeUnknown | None]:
     """What became of an update, by the state of the server once it is over.
 
     Raises: UpdateFailed, OutcomeUnknown.
@@ -169,7 +199,7 @@ def _judged(
     before: ServerState,
     now: ServerState,
     cause: Exception,
-) -> UpdateResult | None:
+) -> UpdateResult | OutcomeUnknown | None:
     if now.weights == "torn":
         raise UpdateFailed(
             f"{_doing(session, wanted)}: {cause}; the weights of the server are torn and it "
@@ -183,7 +213,9 @@ def _judged(
             confirmed_by="state",
         )
     if isinstance(cause, NoReply):
-        return None
+        # SGLang has no count that would tell that it was not done.
+        is_told = now.weight_epoch is not None
+        return None if is_told else session.unknown(_doing(session, wanted), cause)
     if now.weights == "whole":
         raise UpdateRolledBack(f"{cause}; the weights are whole, and what they were") from cause
     raise cause
@@ -201,37 +233,49 @@ def _is_done(wanted: UpdateRequest, before: ServerState, now: ServerState) -> bo
 
 def _same(shown: str | None, asked: str) -> bool:
     """Whether two labels are one: those that are numbers are compared as numbers."""
-    if shown is not None and shown.isdecimal() and asked.isdecimal():
-        return int(shown) == int(asked)
+    if shown is None:
+        return False
+    if shown.isascii() and shown.isdecimal() and asked.isascii() and asked.isdecimal():
+        # Not as ints: Python makes none of some thousand digits.
+        return shown.lstrip("0") == asked.lstrip("0")
     return shown == asked
 
 
-def result_of(wanted: UpdateRequest, body: Mapping[str, Any]) -> UpdateResult:
-    """What the ``body`` of a reply says that an update did."""
+def outcome(
+    reply: Reply, *, source: str, version: str | None, doing: str
+) -> UpdateResult | HotswapError:
+    """What a reply says that an update from ``source`` did, or what to raise.
+
+    OutcomeUnknown for a success that nobody can read: the update was done, and not as told.
+    """
+    body = body_of(reply)
+    if reply.status != 200 or body.get("success") is not True:
+        return update_error(reply, doing=doing)
+    try:
+        return _result(Fields(body, at=doing), source=source, version=version)
+    except ReplyMalformed as error:
+        return OutcomeUnknown(str(error))
+
+
+def _result(told: Fields, *, source: str, version: str | None) -> UpdateResult:
     return UpdateResult(
-        source=wanted.source,
-        weight_version=body.get("weight_version", wanted.version),
-        weight_epoch=body.get("weight_epoch"),
-        tensors=body.get("tensors_loaded"),
-        bytes=body.get("bytes"),
-        mode=body.get("mode"),
-        elements_moved=body.get("elements_moved"),
-        staged_ms=body.get("staged_ms"),
-        paused_ms=body.get("paused_ms"),
-        elapsed_ms=body.get("elapsed_ms"),
-        num_aborted_requests=body.get("num_aborted_requests"),
-        num_paused_requests=_count(body.get("num_paused_requests")),
-        missing=tuple(body.get("missing") or ()),
-        unknown=tuple(body.get("unknown") or ()),
-        shown=body,
+        source=source,
+        weight_version=told.label("weight_version") if "weight_version" in told.body else version,
+        weight_epoch=told.count("weight_epoch"),
+        tensors=told.count("tensors_loaded"),
+        bytes=told.count("bytes"),
+        mode=told.text("mode"),
+        elements_moved=told.count("elements_moved"),
+        staged_ms=told.number("staged_ms"),
+        paused_ms=told.number("paused_ms"),
+        elapsed_ms=told.number("elapsed_ms"),
+        num_aborted_requests=told.count("num_aborted_requests"),
+        # SGLang tells one number, or one for each data-parallel rank.
+        num_paused_requests=told.counts("num_paused_requests"),
+        missing=told.texts("missing"),
+        unknown=told.texts("unknown"),
+        shown=told.body,
     )
-
-
-def _count(shown: object) -> int | None:
-    """SGLang tells one number, or one for each data-parallel rank."""
-    if isinstance(shown, list):
-        return sum(part for part in shown if isinstance(part, int))
-    return shown if isinstance(shown, int) else None
 
 
 def _doing(session: Session, wanted: UpdateRequest) -> str:

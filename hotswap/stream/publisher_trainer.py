@@ -108,8 +108,13 @@ class Publisher(Closing):
         is awaited on rank 0 after each version.
 
         Raises: StreamError for a source of another run, or one that somebody else publishes
-        to; UnknownEncoding; OSError.
+        to, and for numbers that cannot be; UnknownEncoding; OSError.
         """
+        counts = {"keep": (keep, 1), "anchor_every": (anchor_every, 0)}
+        counts |= {"aggregate_every": (aggregate_every, 0), "threads": (threads, 1)}
+        for name, (number, least) in counts.items():
+            if number is not None and number < least:
+                raise StreamError(f"{name} is {number}, wanted {least} or more")
         if aggregate_every and base_dir is None:
             raise StreamError(
                 "an aggregate is a delta on the base checkpoint; "

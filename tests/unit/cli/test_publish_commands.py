@@ -72,5 +72,5 @@ def test_what_is_refused_says_why(
     command = ["publish", str(step), "--to", str(tmp_path / "new"), "--aggregate-every", "2"]
     assert main(command) == ExitCode.FAILED
     assert "give base_dir (--base of hotswap publish)" in capsys.readouterr().err
-    assert main(["prune", str(source), "--keep", "0", "--json"]) == ExitCode.FAILED
-    assert json.loads(capsys.readouterr().out)["error"]["class"] == "StreamError"
+    assert main(["prune", str(tmp_path / "nowhere"), "--keep", "1", "--json"]) == ExitCode.NO_ANSWER
+    assert json.loads(capsys.readouterr().out)["error"]["class"] == "SourceNotReady"

@@ -102,7 +102,7 @@ def test_a_copy_that_cannot_be_mended_has_a_code_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("target", "code"), [("-1", 1), ("seven", 2), ("", 2)], ids=["behind", "word", "empty"]
+    ("target", "code"), [("-1", 2), ("seven", 2), ("", 2)], ids=["behind", "word", "empty"]
 )
 def test_a_target_that_is_none(target: str, code: int, tmp_path: Path) -> None:
     words = pulling(tmp_path / "local", "")[:-2]

@@ -9,7 +9,7 @@ import pytest
 from hotswap.client import commands
 from hotswap.client.effects import Steps
 from hotswap.client.errors import NoAnswer, NotReady, RequestRefused, StillPaused
-from hotswap.client.session import ServerKind, Session
+from hotswap.client.session import Fence, ServerKind, Session
 from hotswap.errors import IllegalCommand, InFlight, UpdateRejected
 from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, reply, status
 
@@ -149,14 +149,15 @@ def test_one_key_a_request_and_the_right_one() -> None:
 
 
 def enter(script: Script, mode: str | None = "retract", within_s: float = 5.0) -> Steps[None]:
-    return commands.enter_fence(script.session, mode=mode, budget=script.budget(within_s))
+    return commands.enter_fence(script.session, Fence(mode=mode), budget=script.budget(within_s))
 
 
 def leave(
-    script: Script, error: BaseException | None = None, *, entering: bool = False
+    script: Script, error: BaseException | None = None, *, entering: bool = False, at: int = -1
 ) -> Steps[None]:
+    fence = script.session.fences[at]
     return commands.leave_fence(
-        script.session, error=error, entering=entering, budget=script.budget(2.0)
+        script.session, fence, error=error, entering=entering, budget=script.budget(2.0)
     )
 
 

@@ -11,9 +11,9 @@ import torch
 
 from hotswap.client import Transport
 from hotswap.client.effects import Send
-from hotswap.client.errors import NoAnswer, RequestRefused
+from hotswap.client.errors import NoAnswer, OutcomeUnknown, RequestRefused
 from hotswap.client.pushing import PushPayload, PushRequest, push
-from hotswap.client.session import ServerKind
+from hotswap.client.session import Fence, ServerKind
 from hotswap.client.shown import UpdateResult
 from hotswap.errors import UpdateFailed, UpdateRejected
 from hotswap.push import SharedTensors
@@ -130,8 +130,16 @@ def test_it_is_sent_again_when_nobody_knows(payload: PushPayload) -> None:
     script = Noted(BUSY, BUSY, BUSY)
     error = raised(NoAnswer, lambda: pushed(script, payload))
     assert "sent 3 times" in str(error)
-    script = Noted(LOST)
-    raised(NoAnswer, lambda: pushed(script, payload, within_s=5))
+    script = Noted(NEVER_SENT, NEVER_SENT, NEVER_SENT)
+    raised(NoAnswer, lambda: pushed(script, payload))
+
+
+@pytest.mark.parametrize("answers", [[LOST], [LOST, NEVER_SENT, NEVER_SENT], [LOST] * 3])
+def test_what_was_sent_may_have_been_done(payload: PushPayload, answers: list[Answer]) -> None:
+    script = Noted(*answers)
+    within_s = 10.0 if len(answers) == 1 else 600.0
+    error = raised(OutcomeUnknown, lambda: pushed(script, payload, within_s=within_s))
+    assert "wanted to know whether it changed the weights" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +165,7 @@ def test_sglang_s_servers_have_no_such_route(payload: PushPayload) -> None:
 
 def test_inside_a_fence_nothing_is_paused_and_labels_that_are_not_said_are_not_sent() -> None:
     script = Noted(DONE)
-    script.session.fences.append("abort")
+    script.session.fences.append(Fence(mode="abort"))
     wanted = PushRequest(scope="partial", flush_cache=False, token_step=3, update_id="mine")
     with PushPayload(list(TENSORS.items()), transport=Transport.BODY, url=HERE) as payload:
         pushed(script, payload, wanted)

@@ -153,7 +153,9 @@ def test_a_key_that_no_header_can_have(key: str) -> None:
 def test_no_repr_shows_a_key() -> None:
     session = Session("http://x", api_key=KEY)
     asked = next(session.ask_once("/status", session.budget(1.0)))
-    opened = OpenStream(path="/x", timeout_s=1.0, headers=session.key_headers(admin=False))
+    opened = OpenStream(
+        path="/x", timeout_s=1.0, open_s=1.0, headers=session.key_headers(admin=False)
+    )
     with Client("http://server", api_key=KEY, admin_key=KEY) as client:
         shown = f"{session!r} {asked!r} {opened!r} {client!r} {client.paused()!r}"
     assert "/status" in shown

@@ -6,7 +6,7 @@ import pytest
 
 from hotswap.client.effects import NoReply, Reply, Steps
 from hotswap.client.errors import NoAnswer, OutcomeUnknown
-from hotswap.client.session import ServerKind
+from hotswap.client.session import Fence, ServerKind
 from hotswap.client.shown import UpdateResult
 from hotswap.client.updating import UpdateRequest, default_mode, update
 from hotswap.errors import InFlight, UpdateFailed, UpdateRejected, UpdateRolledBack
@@ -52,7 +52,7 @@ def test_the_callers_mode_wins() -> None:
 
 def test_inside_a_fence_it_flushes_first_and_pauses_nothing() -> None:
     script = Script(status(), reply(400), reply(400), reply(200), DONE)
-    script.session.fences.append("retract")
+    script.session.fences.append(Fence(mode="retract"))
     script.run(begun(script))
     assert script.paths == ["/status", *["/flush_cache"] * 3, PATH]
     assert script.slept == [1.0, 1.0]
@@ -63,7 +63,7 @@ def test_inside_a_fence_it_flushes_first_and_pauses_nothing() -> None:
 
 def test_inside_a_fence_a_flush_that_never_comes_is_an_error_and_nothing_is_sent() -> None:
     script = Script(status(), *[reply(400)] * 60)
-    script.session.fences.append("abort")
+    script.session.fences.append(Fence(mode="abort"))
     error = raised(InFlight, lambda: script.run(begun(script)))
     assert "refused 60 times" in str(error)
     assert PATH not in script.paths
@@ -75,7 +75,7 @@ def test_inside_a_fence_a_flush_that_never_comes_is_an_error_and_nothing_is_sent
 def test_frozen_requests_keep_what_they_hold(kind: ServerKind, flushes: bool) -> None:
     looked = [status()] if kind is ServerKind.HOTSWAP else [reply(200)] * 3
     script = Script(*looked, DONE, kind=kind)
-    script.session.fences.append("in_place")
+    script.session.fences.append(Fence(mode="in_place"))
     script.run(begun(script))
     assert "/flush_cache" not in script.paths
     body = script.asked[-1][1]

@@ -1,0 +1,54 @@
+"""The numbers that flags take: what is none is refused before anything is done."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
+
+__all__ = ["Seconds", "Whole"]
+
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A whole number from ``least`` to ``most``."""
+
+    least: int
+    most: int = _MOST
+
+    def __call__(self, text: str) -> int:
+        """Raises: ArgumentTypeError."""
+        try:
+            number = int(text)
+        except ValueError:
+            number = self.least - 1
+        if self.least <= number <= self.most:
+            return number
+        end = "" if self.most == _MOST and number < self.least else f" to {self.most}"
+        raise ArgumentTypeError(f"{_shown(text)}, wanted a whole number from {self.least}{end}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Seconds, more than 0; ``zero`` allows it, and ``endless`` allows ``inf``, for ever."""
+
+    zero: bool = False
+    endless: bool = True
+
+    def __call__(self, text: str) -> float:
+        """Raises: ArgumentTypeError."""
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if (seconds > 0 or (self.zero and seconds == 0)) and (self.endless or seconds < math.inf):
+            return seconds
+        least = "0 or more" if self.zero else "more than 0"
+        most = "; inf is for ever" if self.endless else ", and not for ever"
+        raise ArgumentTypeError(f"{_shown(text)}, wanted seconds, {least}{most}")
+
+
+def _shown(text: str) -> str:
+    return f"it is {text[:40]!r}" if len(text) <= 40 else f"it begins with {text[:40]!r}"

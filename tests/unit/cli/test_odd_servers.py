@@ -1,0 +1,279 @@
+"""The commands against servers that are none, and people who stop them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hotswap.cli import bars, main
+from hotswap.cli.board import Board
+from hotswap.cli.codes import ExitCode
+from hotswap.cli.watch import screen
+from hotswap.client import ServerEvent, UpdateInProgress
+from hotswap.client.fields import Fields
+from hotswap.client.shown import server_state
+from hotswap.testing import make_checkpoint
+from tests.unit.answering import Answer, answering
+from tests.unit.client.script import status
+
+Capture = pytest.CaptureFixture[str]
+ESCAPES = "\x1b[2J\x1b]0;title\x07\u2028[/red]"
+SHOWN = r"\x1b[2J\x1b]0;title\x07\u2028[/red]"
+TRUTH = json.loads(status().body)
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOTSWAP_API_KEY", "HOTSWAP_ADMIN_API_KEY", "HOTSWAP_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    make_checkpoint(directory)
+    return directory
+
+
+def always(status_code: int, body: bytes = b"", **headers: str) -> Callable[[str], Answer]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda _: (status_code, named, body)
+
+
+def lying(**lies: object) -> Callable[[str], Answer]:
+    return always(200, json.dumps({**TRUTH, **lies}).encode())
+
+
+def commands(checkpoint: Path) -> list[list[str]]:
+    return [
+        ["state"],
+        ["state", "--wait", "1"],
+        ["update", "/b", "--within-s", "1"],
+        ["push", str(checkpoint), "--within-s", "1"],
+        ["watch", "--times", "1", "--every-s", "0.1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (always(401, b'{"error": {"message": "no", "code": "unauthorized"}}'), ExitCode.FAILED),
+        (always(500, b"boom"), ExitCode.FAILED),
+        (always(301, location="http://127.0.0.1:1/"), ExitCode.FAILED),
+        (always(200, b"<html>Log in</html>"), ExitCode.FAILED),
+        (always(404), ExitCode.FAILED),
+        (always(502, b"<html>Bad gateway</html>"), ExitCode.NO_ANSWER),
+        (always(200, b"not gzip", content_encoding="gzip"), ExitCode.NO_ANSWER),
+    ],
+    ids=["401", "500", "301", "page", "404", "502", "gzip"],
+)
+def test_the_code_of_what_answers_in_a_servers_place(
+    answer: Callable[[str], Answer], code: ExitCode, checkpoint: Path, capsys: Capture
+) -> None:
+    with answering(answer) as url:
+        # Without a limit of its own, state asks for ten seconds.
+        slow = 1 if code is ExitCode.NO_ANSWER else 0
+        for command in commands(checkpoint)[slow:]:
+            assert main([*command, "--url", url, "--json"]) == code, command
+            shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            if command[0] == "watch":
+                assert [line["trouble"] is None for line in shown] == [False]
+            else:
+                assert shown[-1]["error"]["exit_code"] == code
+                assert shown[-1]["error"]["weights"] == "untouched"
+
+
+@pytest.mark.parametrize("command", [["state"], ["watch", "--times", "1", "--every-s", "0.1"]])
+def test_a_reply_of_other_types_is_an_error_that_says_so(
+    command: list[str], capsys: Capture
+) -> None:
+    with answering(lying(updates=[{"phase": 3}])) as url:
+        assert main([*command, "--url", url]) == ExitCode.FAILED
+    shown = capsys.readouterr()
+    assert "/status: the server answered with updates[0].phase 3, wanted a text there" in (
+        shown.out + shown.err
+    )
+
+
+def test_what_clients_choose_moves_no_cursor(capsys: Capture) -> None:
+    weights = {**TRUTH["weights"], "weight_version": ESCAPES}
+    answer = lying(weights=weights, state=ESCAPES, reasons=[ESCAPES], ready=False)
+    with answering(answer) as url:
+        for command in (["state"], ["watch", "--times", "1", "--every-s", "0.1"]):
+            assert main([*command, "--url", url]) == ExitCode.DONE
+            shown = capsys.readouterr().out
+            assert SHOWN in shown
+            assert {letter for letter in shown if not letter.isprintable()} == {"\n"}
+        assert main(["state", "--url", url, "--json"]) == ExitCode.DONE
+        assert json.loads(capsys.readouterr().out)["weight_version"] == ESCAPES
+    with answering(always(400, json.dumps({"message": ESCAPES}).encode())) as url:
+        assert main(["state", "--url", url]) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert r"\x1b[2J" in said
+    assert "\x1b" not in said
+
+
+def test_a_live_view_takes_nothing_for_markup() -> None:
+    board = Board()
+    board.miss(ESCAPES)
+    console = Console(width=240)
+    with console.capture() as captured:
+        console.print(screen(board))
+    assert SHOWN in captured.get()
+    weights = {"weight_version": ESCAPES}
+    board.see(server_state(Fields({**TRUTH, "weights": weights}, at="x")))
+    tells = {"phase": "committed", "weight_version": ESCAPES, "source": ESCAPES}
+    board.hear(ServerEvent(id="1", name="update", tells=tells))
+    board.miss(ESCAPES)
+    with console.capture() as captured:
+        console.print(screen(board))
+    assert captured.get().count(SHOWN) == 4
+    assert "\x1b" not in captured.get()
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_takes_a_phase_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with bars.bars(shown=True) as told:
+        assert told is not None
+        told.tell(UpdateInProgress(source="/b", version=None, phase="[/red]\x1b[2J", bytes_done=1))
+    assert r"[/red]\x1b[2J" in terminal.getvalue()
+
+
+def test_a_push_shows_how_far_it_is(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    pushed, looked = threading.Event(), threading.Event()
+    runs: dict[str, object] = {"source": "a push of 21 tensors", "phase": "staging"}
+    runs |= {"bytes_done": 1_000_000, "bytes_total": 2_000_000}
+
+    def answer(path: str) -> Answer:
+        if path.startswith("/hotswap/v1/push"):
+            pushed.set()
+            assert looked.wait(60)
+            return 200, {}, b'{"success": true, "weight_version": "7", "tensors_loaded": 21}'
+        if pushed.is_set():
+            # The look before this one has been told of.
+            looked_twice = bool(looks)
+            looks.append(path)
+            if looked_twice:
+                looked.set()
+            return 200, {}, json.dumps({**TRUTH, "updates": [runs]}).encode()
+        return 200, {}, json.dumps(TRUTH).encode()
+
+    looks: list[str] = []
+    with answering(answer) as url:
+        command = ["push", str(checkpoint), "--transport", "body", "--url", url]
+        assert main(command) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("version 7 is live: 21 tensors")
+    assert "waiting for the server" in terminal.getvalue()
+    assert "staging" in terminal.getvalue()
+    assert "1.0/2.0 MB" in terminal.getvalue()
+
+
+# --- somebody stops it
+
+
+def interrupted(path: str) -> Answer:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
+    return 200, {}, status(updates=[]).body
+
+
+def test_ctrl_c_is_told_in_one_line(checkpoint: Path, capsys: Capture) -> None:
+    with answering(interrupted) as url:
+        for command in commands(checkpoint)[:-1]:
+            assert main([*command, "--url", url, "--json"]) == ExitCode.INTERRUPTED
+            shown = capsys.readouterr()
+            assert json.loads(shown.out)["error"]["class"] == "KeyboardInterrupt"
+            assert shown.err == ""
+            assert main([*command, "--url", url]) == ExitCode.INTERRUPTED
+            assert capsys.readouterr().err == f"hotswap {command[0]}: KeyboardInterrupt\n"
+        assert main(["watch", "--url", url, "--json"]) == ExitCode.DONE
+
+
+# --- nobody reads it
+
+
+def full() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def broken() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def into(
+    stdout: Callable[[], int], command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> int | str | None:
+    with open(stdout(), "w", encoding="utf-8") as nowhere, monkeypatch.context() as changed:
+        changed.setattr("sys.stdout", nowhere)
+        return main(command)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("stdout", [full, broken])
+def test_a_stdout_that_takes_nothing(
+    stdout: Callable[[], int],
+    as_json: bool,
+    checkpoint: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ["--json"] if as_json else []
+    with answering(lying()) as url:
+        for command in (
+            ["check", str(checkpoint)],
+            ["plugins"],
+            ["completion", "bash"],
+            ["inspect", str(checkpoint)],
+            ["state", "--url", url],
+            ["watch", "--url", url, "--every-s", "0.1"],
+        ):
+            assert into(stdout, [*command, *flags], monkeypatch) == ExitCode.FAILED
+            said = capsys.readouterr().err
+            if stdout is broken:
+                assert said == ""
+            else:
+                assert said.startswith(f"hotswap {command[0]}: done, but its result cannot be ")
+                assert "No space left on device" in said
+                assert said.count("\n") == 1
+
+
+def test_names_that_are_no_text(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    shutil.copytree(checkpoint, directory)
+    reading, writing = os.pipe()
+    assert into(lambda: writing, ["check", directory], monkeypatch) == ExitCode.DONE
+    with open(reading, "rb") as said:
+        assert rb"/\udcff: " in said.read()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://", "server:30000"])
+@pytest.mark.parametrize("command", [["state"], ["watch"], ["update", "/b"], ["push", "/b"]])
+def test_addresses_that_are_none(url: str, command: list[str], capsys: Capture) -> None:
+    assert main([*command, "--url", url]) == ExitCode.USAGE
+    assert "wanted one like http://127.0.0.1:30000" in capsys.readouterr().err
+    assert main([*command, "--url", url, "--json"]) == ExitCode.USAGE
+    assert json.loads(capsys.readouterr().out)["error"]["weights"] == "untouched"
