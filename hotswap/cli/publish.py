@@ -26,7 +26,6 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
     from hotswap.cli.plugins import load_installed
     from hotswap.errors import HotswapError
     from hotswap.stream import Publisher
-    from hotswap.stream.place import absolute_place
     from hotswap.stream.stored import StoredTensors
 
     try:
@@ -35,7 +34,7 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
             StoredTensors.at(Path(os.path.abspath(options.directory))) as stored,
             bars(shown=not options.json) as progress,
             Publisher(
-                absolute_place(options.to),
+                Path(os.path.abspath(options.to)),
                 run=options.run,
                 base_dir=None if options.base is None else Path(os.path.abspath(options.base)),
                 encoding=options.encoding,
@@ -71,11 +70,10 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
     """Remove versions that are not needed any more, and print which."""
     from hotswap.errors import HotswapError
     from hotswap.stream import prune
-    from hotswap.stream.place import absolute_place
 
     try:
         pruned = prune(
-            absolute_place(options.source), keep=options.keep, dry_run=options.dry_run
+            Path(os.path.abspath(options.source)), keep=options.keep, dry_run=options.dry_run
         )
     except (HotswapError, OSError, KeyboardInterrupt) as error:
         return fail("prune", error, as_json=options.json)

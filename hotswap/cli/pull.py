@@ -22,7 +22,6 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
     """Pull, and print what it cost."""
     from hotswap.errors import HotswapError
     from hotswap.stream import pull
-    from hotswap.stream.place import absolute_place
 
     try:
         pre_read = _pre_read(options.custom_pull_weights_pre_read_hook)
@@ -30,7 +29,7 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
             report = pull(
                 # Hooks, states and messages name the place wherever they are read.
                 Path(os.path.abspath(options.local)),
-                absolute_place(options.source),
+                Path(os.path.abspath(options.source)),
                 options.target,
                 base_dir=Path(os.path.abspath(options.base)),
                 threads=options.threads,
