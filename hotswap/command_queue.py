@@ -67,6 +67,11 @@ class OneAtATime:
     def __repr__(self) -> str:
         return f"<OneAtATime {'taken' if self._lock.locked() else 'free'}>"
 
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has the turn."""
+        return self._lock.locked()
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Hold the turn for the body. Raises: Busy after ``wait_s``."""

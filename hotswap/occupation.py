@@ -5,11 +5,13 @@ Rules:
 * Asking twice is asking once: what sleeps already, or is awake, is left as it is.
 * Weights that were let go come back without their values, unless the engine has kept them:
   they are not whole, and a full update makes them so.
+* Weights that a session is about to replace stay: nothing else changes them meanwhile.
 * The gate stays where the client has it. While anything sleeps nothing is generated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,8 +40,10 @@ class MemoryMoved:
 class Occupation:
     """Runs both commands on one engine, each in its turn. Event-loop thread only."""
 
-    def __init__(self, stopped: StoppedWork) -> None:
+    def __init__(self, stopped: StoppedWork, *, refuse: Callable[[], None] = lambda: None) -> None:
+        """``refuse`` raises Busy while the weights are not to be touched."""
         self._stopped = stopped
+        self._refuse = refuse
 
     def __repr__(self) -> str:
         return f"<Occupation asleep={sorted(self.asleep)}>"
@@ -72,6 +76,8 @@ class Occupation:
             fresh = (tags & TAGS) - self.asleep
             if not fresh:
                 return MemoryMoved(moved=fresh, asleep=self.asleep)
+            if "weights" in fresh:
+                self._refuse()
             _, aborted = await stopped.run_in_turn(
                 Command.SLEEP,
                 partial(engine.sleep, fresh),

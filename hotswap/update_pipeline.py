@@ -115,6 +115,8 @@ class UpdatePipeline:
                 attempt.whole = True
                 return await run(attempt, strategy)
         except UpdateRejected as error:
+            # Whoever has left has not failed: it may have sent the same again meanwhile.
+            await checkpoint_if_cancelled()
             if update.chunk and self.coverage.begun:
                 try:
                     await self.give_up(str(error))

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import anyio
-
+from hotswap.command_queue import OneAtATime
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import opened
 from hotswap.seams import Engine
@@ -84,15 +83,21 @@ class UpdateSession:
         labels: Labels | None = None,
         unnamed: bool = False,
         selector: str = "all",
+        wait_s: float = 30.0,
     ) -> None:
-        """``unnamed``: chunks without an ``update_id`` belong to it."""
+        """``unnamed``: chunks without an ``update_id`` belong to it. One chunk waits for another
+        for ``wait_s`` at most."""
         self.update_id = update_id
         self.scope: Scope = member(Scope, scope, what="scope")
         self.labels: Labels = labels or Labels()
         self.unnamed = unnamed
         self.selector = selector
         self.chunks: int = 0
-        self.lock: anyio.Lock = anyio.Lock()
+        self.turns: OneAtATime = OneAtATime(
+            wait_s=wait_s,
+            doing=f"a chunk or the commit of the update {update_id}",
+            still="being worked on",
+        )
         self._engine = engine
         self._held: dict[str, Transaction] = {}
         self._refusal: str | None = None
@@ -118,7 +123,7 @@ class UpdateSession:
     @property
     def idle_s(self) -> float:
         """Seconds since something came for it; 0 while something is being done."""
-        return 0.0 if self.lock.locked() else time.monotonic() - self._touched
+        return 0.0 if self.turns.taken else time.monotonic() - self._touched
 
     @property
     def empty(self) -> bool:
@@ -146,10 +151,11 @@ class UpdateSession:
     async def stage(self, pushed: Pushed, labels: Labels) -> ChunkReport:
         """Check a chunk and copy it into host memory; what brought it is let go.
 
-        Cancelled, it leaves nothing behind. Raises: UpdateRejected (the session stays as it was).
+        Cancelled, it leaves nothing behind. Raises: UpdateRejected, Busy (the session stays as it
+        was).
         """
         started = time.perf_counter()
-        async with self.lock:
+        async with self.turns.turn():
             try:
                 transaction, missing, unknown = await self._staged(pushed)
             except UpdateRejected as error:

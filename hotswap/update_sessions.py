@@ -41,12 +41,16 @@ class UpdateSessions:
         commit: Callable[[Update], Awaitable[UpdateReport]],
         busy: Callable[[], str | None] = lambda: None,
         timeout_s: float = 600.0,
+        wait_s: float = 30.0,
     ) -> None:
-        """``commit`` runs an update; ``busy`` says why no session may begin now, if so."""
+        """``commit`` runs an update; ``busy`` says why no session may begin now, if so. Chunks
+        and commits wait for each other for ``wait_s`` at most."""
         self._engine = engine
         self._commit = commit
         self._busy = busy
         self._timeout_s = timeout_s
+        self._wait_s = wait_s
+        self._committing: UpdateSession | None = None
         self._open: UpdateSession | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended: dict[str, UpdateReport | str] = {}
@@ -80,9 +84,14 @@ class UpdateSessions:
         """Open a session; one that is open under this very id is returned again.
 
         Raises: Busy while another is open or an update runs; IllegalCommand for an id that
-        has ended.
+        has ended, or is open with another scope.
         """
         if self._open is not None and self._open.update_id == update_id:
+            if self._open.scope is not scope:
+                raise IllegalCommand(
+                    f"the update {update_id!r:.100} is open with scope {self._open.scope}, and is "
+                    f"begun again with {scope}; send the same, or abort it first"
+                )
             self._open.touch()
             return self._open
         if update_id in self._ended:
@@ -99,6 +108,7 @@ class UpdateSessions:
             labels=labels,
             unnamed=unnamed,
             selector=selector,
+            wait_s=self._wait_s,
         )
         self._arm(self._timeout_s)
         return self._open
@@ -150,20 +160,25 @@ class UpdateSessions:
         if isinstance(known, UpdateReport):
             return known
         session = self.find(update_id)
-        async with session.lock:
+        async with session.turns.turn():
             known = self._ended.get(session.update_id)
             if isinstance(known, UpdateReport):
                 return known
             session = self.find(session.update_id)
             session.say(labels or Labels())
-            report = await self._committed(session)
+            self._committing = session
+            try:
+                report = await self._committed(session)
+            finally:
+                self._committing = None
             self._end(session, report or "ended without a tensor")
         return report
 
     async def abort(self, update_id: str | None = None) -> str | None:
         """Forget the session, or (None) whichever is open; its id, None when there is none.
 
-        Nothing live has been touched. Raises: IllegalCommand for one that was committed.
+        Nothing live has been touched. A chunk that is still being staged is told so at its end;
+        a commit that runs is waited for. Raises: IllegalCommand for one that was committed; Busy.
         """
         session = self._open
         if update_id is not None and (session is None or session.update_id != update_id):
@@ -172,9 +187,10 @@ class UpdateSessions:
             return None
         if session is None:
             return None
-        async with session.lock:
-            if session is self._open:
-                self._end(session, "was aborted")
+        if session is self._committing:
+            async with session.turns.turn():
+                return await self.abort(session.update_id)
+        self._end(session, "was aborted")
         return session.update_id
 
     def refuse_others(self, update: Update | None = None) -> None:
@@ -235,7 +251,7 @@ class UpdateSessions:
         if session is None:
             return
         left = self._timeout_s - session.idle_s
-        if session.lock.locked():
+        if session.turns.taken:
             self._arm(self._timeout_s)
             return
         if left > 0:

@@ -6,6 +6,7 @@ every path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import anyio.to_thread
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.json_body import arguments
+from hotswap.http.errors import RequestInvalid
+from hotswap.http.json_body import converted, named_values
 from hotswap.http.push_bodies import TensorUpdateBody
 from hotswap.http.replies import Json
 from hotswap.http.served import Served, device_uuid_of, served
@@ -21,7 +23,7 @@ from hotswap.http.update_replies import chunk_body, nothing_body, staged_body
 from hotswap.state import Command
 from hotswap.types import LoadMode, Scope
 from hotswap.uninterrupted import own_threads, uninterrupted
-from hotswap.wire import PUSHED, Received, Sent, chosen, decode, payload_bytes, push_update
+from hotswap.wire import PUSHED, Received, push_update
 
 __all__ = ["update_weights_from_tensor"]
 
@@ -29,35 +31,37 @@ __all__ = ["update_weights_from_tensor"]
 async def update_weights_from_tensor(request: Request) -> Response:
     """Replace weights with tensors in shared memory, or of a process on the same device."""
     serving = served(request)
-    body = await arguments(
-        request, TensorUpdateBody, limit_bytes=serving.settings.max_http_request_bytes
+    limit_bytes = serving.settings.max_http_request_bytes
+    values = await named_values(request, limit_bytes=limit_bytes)
+    try:
+        body = converted(values, TensorUpdateBody)
+    except RequestInvalid:
+        payloads = values.get("serialized_named_tensors")
+        await _released(await _received(serving, partial(Received.refused, payloads)))
+        raise
+    read = partial(
+        Received.read,
+        body.serialized_named_tensors,
+        load_format=body.load_format,
+        placement=serving.placement,
+        device_uuid=device_uuid_of(serving.engine),
     )
-    # Payloads are read one at a time: each may take as much memory as the limits allow.
-    async with serving.decoders:
-        read = partial(Received.read, partial(_sent, serving, body))
-        received = await uninterrupted(anyio.to_thread.run_sync(read, limiter=own_threads()))
+    received = await _received(serving, read)
     try:
         work = partial(_pushed, serving, body, received)
         return Json(await until_disconnect(request.receive, work))
     finally:
-        await uninterrupted(anyio.to_thread.run_sync(received.release, limiter=own_threads()))
+        await _released(received)
 
 
-def _sent(serving: Served, body: TensorUpdateBody) -> Sent:
-    """What the payload of this rank describes. Raises: PayloadRefused."""
-    placement = serving.placement
-    text = chosen(
-        body.serialized_named_tensors,
-        rank=placement.rank,
-        world_size=placement.world_size,
-        device_uuid=device_uuid_of(serving.engine),
-    )
-    return decode(
-        payload_bytes(text),
-        load_format=body.load_format,
-        rank=placement.rank,
-        world_size=placement.world_size,
-    )
+async def _received(serving: Served, read: Callable[[], Received]) -> Received:
+    # Payloads are read one at a time: each may take as much memory as the limits allow.
+    async with serving.decoders:
+        return await uninterrupted(anyio.to_thread.run_sync(read, limiter=own_threads()))
+
+
+async def _released(received: Received) -> None:
+    await uninterrupted(anyio.to_thread.run_sync(received.release, limiter=own_threads()))
 
 
 async def _pushed(serving: Served, body: TensorUpdateBody, received: Received) -> dict[str, object]:

@@ -34,7 +34,8 @@ async def begin_weight_update(request: Request) -> Response:
     sessions = serving.commands.sessions
     if sessions.open is not None:
         raise RequestInvalid(
-            f"a weight update session is open: {sessions.open}; end or abort it first, or wait"
+            f"a weight update session is open: {sessions.open.update_id!r}; end or abort it "
+            "first, or wait"
         )
     session = sessions.begin(scope=Scope(body.scope), unnamed=True, selector=body.selector)
     return Json({"success": True, "message": "Success", "update_id": session.update_id})

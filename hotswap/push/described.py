@@ -95,9 +95,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             if one.name in tensors:
                 raise PayloadRefused(f"tensor {one.name!r:.80} appears twice, wanted once")
             tensors[one.name] = _tensor(one, storage)
-        return SharedPush(
-            Sent(tensors=tensors, segments=frozenset({storage})), bytes.fromhex(self.nonce)
-        )
+        # No reference travels with a description; a segment that nobody owns goes all the same.
+        sent = Sent(tensors=tensors, segments=frozenset({storage}), references={storage.name: 0})
+        return SharedPush(sent, bytes.fromhex(self.nonce))
 
 
 class SharedPush:

@@ -6,6 +6,7 @@ Source of the shapes: sglang's ``tensor_bucket.py`` and ``LocalSerializedTensor`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from hotswap.wire.expected import (
     items_of,
     numbers_of,
 )
-from hotswap.wire.named import named_segments
+from hotswap.wire.named import handles_in
 from hotswap.wire.names import Known
 from hotswap.wire.reader import read
 from hotswap.wire.records import Call, Value
@@ -42,11 +43,13 @@ _METADATA = ("name", "shape", "dtype", "start_idx", "end_idx", "numel")
 class Sent:
     """The tensors of one payload, by name, in its order; none for an empty bucket.
 
-    ``segments`` is the shared memory that came with them, that of an empty bucket too.
+    ``segments`` is the shared memory that came with them, that of an empty bucket too;
+    ``references`` how many references to each segment, by name, came with it.
     """
 
     tensors: Mapping[str, SentTensor]
     segments: frozenset[SharedStorage]
+    references: Mapping[str, int]
 
     def __repr__(self) -> str:
         return f"<Sent {len(self.tensors)} tensors>"
@@ -73,19 +76,18 @@ def decode(
     budget = budget or Budget()
     value = read(payload, budget)
     storages = set[Storage]()
+    references = handles_in(value)
     named: Iterator[tuple[str, SentTensor]]
-    try:
-        if load_format == FLATTENED:
-            flat, metadata = _bucket(value)
-            storages.add(flat.storage)
-            named = (_slice(entry, flat) for entry in metadata)
-        else:
-            named = _listed(value, rank=rank, world_size=world_size, budget=budget)
-        tensors = _by_name(named, storages)
-    except PayloadRefused as refusal:
-        refusal.segments = named_segments(value) | _shared(storages)
-        raise
-    return Sent(tensors=tensors, segments=_shared(storages))
+    if load_format == FLATTENED:
+        flat, metadata = _bucket(value)
+        storages.add(flat.storage)
+        named = (_slice(entry, flat) for entry in metadata)
+    else:
+        named = _listed(
+            value, rank=rank, world_size=world_size, budget=budget, references=references
+        )
+    tensors = _by_name(named, storages)
+    return Sent(tensors=tensors, segments=_shared(storages), references=references)
 
 
 def _shared(storages: Iterable[Storage]) -> frozenset[SharedStorage]:
@@ -106,13 +108,15 @@ def _by_name(
 
 
 def _listed(
-    value: Value, *, rank: int, world_size: int, budget: Budget
+    value: Value, *, rank: int, world_size: int, budget: Budget, references: Counter[str]
 ) -> Iterator[tuple[str, SentTensor]]:
+    """Names and tensors; the handles in the parts of this rank are added to ``references``."""
     for pair in items_of(value, "the payload"):
         name, tensor = items_of(pair, "an entry of the payload", count=2)
         what = f"tensor {shown(a_text(name, 'the name of a tensor'))}"
         if isinstance(tensor, Call) and tensor.name is Known.LOCAL:
             tensor = _of_rank(tensor, what, rank=rank, world_size=world_size, budget=budget)
+            references += handles_in(tensor)
         yield str(name), tensor_of(tensor, what)
 
 

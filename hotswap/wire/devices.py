@@ -2,7 +2,8 @@
 
 Rules: the device is found by its UUID where the sender says that, since its index is the
 sender's own and depends on what each process may see; what was opened is let go, and the
-sender's counter told so, before the block ends.
+sender's counter told so, before the block ends. torch writes to the counter that it is told,
+wherever that is: it is looked at before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from contextlib import contextmanager
 import torch
 
 from hotswap.wire.ranks import same_device
-from hotswap.wire.refused import PayloadRefused
+from hotswap.wire.references import counter_segment, give_back_on_device
+from hotswap.wire.refused import PayloadRefused, shown
 from hotswap.wire.sent import CudaStorage, SentTensor
 
 __all__ = ["device_index", "on_device", "seen_through", "uuid_of"]
@@ -47,14 +49,14 @@ def on_device(tensors: Mapping[str, SentTensor]) -> Iterator[dict[str, torch.Ten
     open a handle.
     """
     uuids = _uuids()
-    places = {
-        storage: device_index(storage.device, uuids)
-        for tensor in tensors.values()
-        if isinstance(storage := tensor.storage, CudaStorage)
+    wanted = {
+        tensor.storage for tensor in tensors.values() if isinstance(tensor.storage, CudaStorage)
     }
+    places: dict[CudaStorage, int] = {}
     storages: dict[CudaStorage, torch.UntypedStorage] = {}
     views: dict[str, torch.Tensor] = {}
     try:
+        places = {storage: device_index(storage.device, uuids) for storage in wanted}
         for storage, index in places.items():
             storages[storage] = _opened(storage, index)
         for name, tensor in tensors.items():
@@ -62,6 +64,7 @@ def on_device(tensors: Mapping[str, SentTensor]) -> Iterator[dict[str, torch.Ten
                 views[name] = seen_through(tensor, storages[tensor.storage])
         yield views
     finally:
+        give_back_on_device(wanted - storages.keys())
         # Copies out of it may still be on their way.
         for index in set(places.values()):
             torch.cuda.synchronize(index)
@@ -96,6 +99,11 @@ def _uuids() -> list[str]:
 
 
 def _opened(storage: CudaStorage, index: int) -> torch.UntypedStorage:
+    if counter_segment(storage) is None:
+        raise PayloadRefused(
+            f"{shown(storage.ref_counter_handle)} has no counters of device memory: its sender has "
+            "ended, or is on another machine; send the tensors from here"
+        )
     return torch.UntypedStorage._new_shared_cuda(
         index,
         storage.handle,

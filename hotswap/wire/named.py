@@ -1,7 +1,14 @@
-"""The shared memory that a refused payload names, so that its references can be given back."""
+"""The shared memory that a payload names, so that the references that came with it go back.
+
+A sender counts one reference for each handle that it writes; who unpickles one gives it back.
+"""
 
 from __future__ import annotations
 
+import binascii
+import re
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 
 from hotswap.wire.names import Known
@@ -10,15 +17,26 @@ from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import SharedStorage
 from hotswap.wire.tensors import storage_of
 
-__all__ = ["named_segments"]
+__all__ = ["handles_in", "names_in"]
+
+_PIECE_CHARACTERS = 2**20  # a multiple of four
+_OVERLAP_BYTES = 256  # more than a match has
+
+# In a handle the socket of the sender's torch_shm_manager stands in front of the name, with some
+# opcodes in between. The counters of device memory have such names too, and no such socket.
+_NAMED = re.compile(
+    rb"/manager\.sock.{1,64}?/(torch_[0-9]{1,20}_[0-9]{1,20}(?:_[0-9]{1,20})?)(?=[^0-9_])",
+    re.DOTALL,
+)
+_TWICE_TEXT = "Z0F"  # how the base64 of the base64 of a pickle begins
 
 
-def named_segments(value: Value) -> frozenset[SharedStorage]:
-    """Every segment that ``value`` names in the shape of a handle, whatever stands around it.
+def handles_in(value: Value) -> Counter[str]:
+    """How many handles ``value`` has of each segment, whatever stands around them.
 
-    Each record is looked at once, however often the payload names it. Raises nothing.
+    Each record is looked at once, however often the payload names it: so does who unpickles.
     """
-    found = set[SharedStorage]()
+    found = Counter[str]()
     seen = set[Items | Fields | Call]()
     waiting = [value]
     while waiting:
@@ -38,5 +56,43 @@ def named_segments(value: Value) -> frozenset[SharedStorage]:
                 with suppress(PayloadRefused):
                     storage = storage_of(record, "a handle")
                     if isinstance(storage, SharedStorage):
-                        found.add(storage)
-    return frozenset(found)
+                        found[storage.name] += 1
+    return found
+
+
+def names_in(texts: Iterable[str]) -> Counter[str]:
+    """How many handles of each segment stand in payloads that cannot be read, or were not.
+
+    They are searched as bytes and never interpreted: cut off, in the wrong format, longer than
+    is allowed, or with something else among the tensors. ``texts`` are base64, once or twice.
+    Takes little more memory than they have.
+    """
+    found = Counter[str]()
+    for text in texts:
+        found += _names_in(text) or _names_in_twice(text)
+    return found
+
+
+def _names_in(text: str) -> Counter[str]:
+    found = Counter[str]()
+    kept = b""
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        kept += _decoded(text[start : start + _PIECE_CHARACTERS])
+        end = 0
+        for match in _NAMED.finditer(kept):
+            found[match[1].decode("ascii")] += 1
+            end = match.end()
+        kept = kept[max(end, len(kept) - _OVERLAP_BYTES) :]
+    return found
+
+
+def _names_in_twice(text: str) -> Counter[str]:
+    inner = _decoded(text) if text.startswith(_TWICE_TEXT) else b""
+    return _names_in(inner.decode("ascii", "replace"))
+
+
+def _decoded(text: str) -> bytes:
+    # A text that was cut off is decoded as far as it goes.
+    with suppress(ValueError):
+        return binascii.a2b_base64(text[: len(text) // 4 * 4])
+    return b""

@@ -1,22 +1,24 @@
 """The payload of one request: read once, opened once, let go once.
 
-Rule: the reference that came with a handle is given back exactly once, whatever becomes of
+Rule: the references that came with handles are given back exactly once, whatever becomes of
 the request: by the block that reads the memory, or by :meth:`Received.release` where no
-block has been entered.
+block has been entered; also those of a payload that cannot be read at all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from hotswap.errors import UpdateRejected
-from hotswap.types import Payload
-from hotswap.wire.bucket import Sent
-from hotswap.wire.refused import PayloadRefused
-from hotswap.wire.segments import let_go, opened
-from hotswap.wire.sent import SharedStorage
+from hotswap.types import Payload, Placement
+from hotswap.wire.bucket import Sent, decode
+from hotswap.wire.named import names_in
+from hotswap.wire.owners import Owner
+from hotswap.wire.ranks import chosen, payload_bytes
+from hotswap.wire.references import give_back, give_back_on_device
+from hotswap.wire.segments import opened
 
 __all__ = ["Received"]
 
@@ -24,9 +26,19 @@ __all__ = ["Received"]
 class Received:
     """Satisfies ``Pushed``. Any thread."""
 
-    def __init__(self, sent: Sent | None, *, refusal: UpdateRejected | None = None) -> None:
-        """``sent`` None is a payload that ``refusal`` says is none; to open it raises that."""
-        self.sent: Sent = sent or Sent(tensors={}, segments=_segments_of(refusal))
+    def __init__(
+        self,
+        sent: Sent | None,
+        *,
+        refusal: UpdateRejected | None = None,
+        references: Mapping[str, int] | None = None,
+    ) -> None:
+        """``sent`` None is a payload that ``refusal`` says is none, which has come with
+        ``references`` all the same; to open it raises that."""
+        self.sent: Sent = sent or Sent(
+            tensors={}, segments=frozenset(), references=references or {}
+        )
+        self._owners = {name: Owner.of(name) for name in self.sent.references}
         self._refusal = refusal
         self._lock = threading.Lock()
         self._held = True
@@ -36,12 +48,34 @@ class Received:
         return f"<Received {what}{'' if self._held else ', let go'}>"
 
     @classmethod
-    def read(cls, read: Callable[[], Sent]) -> Received:
-        """What ``read`` makes of a payload, or the refusal that it raises. Blocks."""
+    def read(
+        cls,
+        payloads: Sequence[str] | Mapping[str, str],
+        *,
+        load_format: str | None = None,
+        placement: Placement | None = None,
+        device_uuid: str | None = None,
+    ) -> Received:
+        """What the payload of this rank says, or that it was refused. Blocks."""
+        rank, world_size = (placement or Placement()).rank, (placement or Placement()).world_size
+        # What none can be told to be for is the first one's to let go.
+        mine = list(_texts_in(payloads)) if rank == 0 else []
         try:
-            return cls(read())
+            text = chosen(payloads, rank=rank, world_size=world_size, device_uuid=device_uuid)
+            mine = [text]
+            return cls(
+                decode(
+                    payload_bytes(text), load_format=load_format, rank=rank, world_size=world_size
+                )
+            )
         except UpdateRejected as refusal:
-            return cls(None, refusal=refusal)
+            return cls(None, refusal=refusal, references=names_in(mine))
+
+    @classmethod
+    def refused(cls, payloads: object) -> Received:
+        """What was sent as payloads in a request that was refused for something else. Blocks."""
+        refusal = UpdateRejected("the request was refused; nothing was read")
+        return cls(None, refusal=refusal, references=names_in(_texts_in(payloads)))
 
     @property
     def empty(self) -> bool:
@@ -55,13 +89,14 @@ class Received:
             raise self._refusal
         if not self._taken():
             raise RuntimeError(f"{self!r} is opened a second time")
-        with opened(self.sent) as payloads:
+        with opened(self.sent, owners=self._owners) as payloads:
             yield payloads
 
     def release(self) -> None:
         """Give back what no block has read. Idempotent; a few small files, blocking."""
         if self._taken():
-            let_go(self.sent.segments)
+            give_back(self.sent.references, owners=self._owners)
+            give_back_on_device(tensor.storage for tensor in self.sent.tensors.values())
 
     def _taken(self) -> bool:
         with self._lock:
@@ -69,5 +104,7 @@ class Received:
         return held
 
 
-def _segments_of(refusal: UpdateRejected | None) -> frozenset[SharedStorage]:
-    return refusal.segments if isinstance(refusal, PayloadRefused) else frozenset()
+def _texts_in(payloads: object) -> Iterator[str]:
+    values = payloads.values() if isinstance(payloads, Mapping) else payloads
+    listed = values if isinstance(values, Iterable) and not isinstance(values, str) else ()
+    return (text for text in listed if isinstance(text, str))

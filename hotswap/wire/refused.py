@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hotswap.errors import UpdateRejected
-
-if TYPE_CHECKING:
-    from hotswap.wire.sent import SharedStorage
 
 __all__ = ["PayloadRefused", "shown"]
 
@@ -15,13 +10,7 @@ _SHOWN_CHARACTERS = 100
 
 
 class PayloadRefused(UpdateRejected):
-    """A payload says something that no tensor, bucket or handle says; the message names it.
-
-    ``segments`` is the shared memory that it names all the same, which whoever received the
-    payload has to let go.
-    """
-
-    segments: frozenset[SharedStorage] = frozenset()
+    """A payload says something that no tensor, bucket or handle says; the message names it."""
 
 
 def shown(value: object) -> str:

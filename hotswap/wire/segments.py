@@ -7,17 +7,15 @@ Rules:
   with what the payload says before anything is read.
 * It is read with ``preadv``: one that its owner cuts short meanwhile is an error. Mapped,
   it would be a SIGBUS. Bytes go straight to where they are wanted, at any offset.
-* The reference that travels with a handle is given back when the segment is let go, on
-  every path, so that its owner's end removes it. One whose owner has ended is removed here.
+* The references that travel with handles are given back when the segment is let go, on
+  every path (:mod:`hotswap.wire.references`), so that its owner's end removes it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +28,35 @@ from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.memory import Memory
 from hotswap.wire.bucket import Sent
 from hotswap.wire.devices import on_device
+from hotswap.wire.owners import Owner
+from hotswap.wire.references import (
+    HEADER_BYTES,
+    SHARED_MEMORY,
+    give_back,
+    give_back_on_device,
+)
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import SentTensor, SharedStorage
 
-__all__ = ["HEADER_BYTES", "SHARED_MEMORY", "StridedTensor", "let_go", "opened"]
-
-SHARED_MEMORY = Path("/dev/shm")
-"""Where torch keeps its segments."""
-
-HEADER_BYTES = 64
-"""torch's count of users (32 bits) and padding, in front of the bytes of a storage."""
+__all__ = ["StridedTensor", "opened"]
 
 
 @contextmanager
-def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str, Payload]]:
+def opened(
+    sent: Sent,
+    *,
+    owners: Mapping[str, Owner] | None = None,
+    directory: Path = SHARED_MEMORY,
+) -> Iterator[dict[str, Payload]]:
     """Payloads for a bucket, which can be read for as long as the block lasts; none after it.
 
     Each segment is opened once and let go at the end, whatever happened, and device memory
-    too. Any thread.
+    too. ``owners`` are those of the segments when the payload came. Any thread.
     Raises: PayloadRefused for one that is not there, or smaller than was said.
     """
+    owners = owners or {name: Owner.of(name) for name in sent.references}
     with ExitStack() as held:
+        held.callback(partial(give_back, sent.references, owners=owners, directory=directory))
         folder = held.enter_context(Folder.open(directory))
         files: dict[str, OpenFile] = {}
         faults: list[UpdateRejected] = []
@@ -58,11 +64,12 @@ def opened(sent: Sent, *, directory: Path = SHARED_MEMORY) -> Iterator[dict[str,
             # One that is refused must not keep the others from being let go.
             try:
                 if storage.name not in files:
-                    files[storage.name] = held.enter_context(_segment(folder, storage))
+                    files[storage.name] = held.enter_context(folder.open_file(storage.name))
                 _check_size(files[storage.name], storage)
             except UpdateRejected as error:
                 faults.append(error)
         if faults:
+            give_back_on_device(tensor.storage for tensor in sent.tensors.values())
             raise faults[0]
         views = held.enter_context(on_device(sent.tensors))
         payloads: dict[str, Payload] = {
@@ -92,49 +99,6 @@ def _check_size(file: OpenFile, storage: SharedStorage) -> None:
             f"segment {storage.name} has room for {max(room, 0)} bytes, and the payload says "
             f"{storage.size_bytes}; send a whole one"
         )
-
-
-@contextmanager
-def _segment(folder: Folder, storage: SharedStorage) -> Iterator[OpenFile]:
-    with folder.open_file(storage.name) as file:
-        try:
-            yield file
-        finally:
-            _let_go(folder.path / storage.name)
-
-
-def let_go(segments: Iterable[SharedStorage], *, directory: Path = SHARED_MEMORY) -> None:
-    """Give back the references of ``segments`` that nobody is going to read. Any thread."""
-    for name in {storage.name for storage in segments}:
-        _let_go(directory / name)
-
-
-def _let_go(path: Path) -> None:
-    """Give back the reference that came with the handle, or remove what nobody owns.
-
-    The owner waits for the reply before it lets go itself, so that both do not count at
-    once. The last reference is never taken: it is the owner's.
-    """
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return
-            if not _lives(int(path.name.split("_")[1])):
-                path.unlink()
-                return
-            users = int.from_bytes(os.pread(fd, 4, 0), "little", signed=True)
-            if users > 1:
-                before = os.fstat(fd)
-                os.pwrite(fd, (users - 1).to_bytes(4, "little", signed=True), 0)
-                # A request that was sent twice may be reading it still: to that, nothing changed.
-                os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
-        finally:
-            os.close(fd)
-
-
-def _lives(process: int) -> bool:
-    return Path(f"/proc/{process}").exists()
 
 
 class StridedTensor:

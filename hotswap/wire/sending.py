@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import base64
+import errno
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +24,9 @@ from torch.multiprocessing import reductions
 from hotswap.wire.encoder import encode
 from hotswap.wire.names import Known, spelled
 from hotswap.wire.records import Call, Fields, Items, Value
-from hotswap.wire.segments import HEADER_BYTES, SHARED_MEMORY
+from hotswap.wire.references import HEADER_BYTES, SHARED_MEMORY
 
-__all__ = ["check_room", "flattened_bucket", "named_tensors", "per_rank"]
+__all__ = ["check_room", "claim_room", "flattened_bucket", "named_tensors", "per_rank"]
 
 LOCAL_MODULE = spelled(Known.LOCAL)[0]
 """Where sglang has had ``LocalSerializedTensor`` since 0.5.16."""
@@ -130,6 +131,7 @@ def _shared(
         check_room(size_bytes)
         storage = torch.UntypedStorage._new_using_filename_cpu(size_bytes)
         manager, handle, _ = storage._share_filename_cpu_()
+        claim_room(handle, size_bytes)
         tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, tensor.stride())
         # torch removes the segment with the last tensor in it, and ends a process in which
         # somebody else has done so before.
@@ -145,14 +147,39 @@ def _shared(
 
 def check_room(size_bytes: int) -> None:
     """Raises: OSError when ``/dev/shm`` has no room for a segment of ``size_bytes``."""
-    # torch fills the segment page by page, and a page too many is a SIGBUS.
+    if size_bytes + HEADER_BYTES > _free_bytes():
+        raise _full(size_bytes)
+
+
+def claim_room(segment: bytes, size_bytes: int) -> None:
+    """Have the system keep memory for the new ``segment`` of ``size_bytes``, all of it.
+
+    Filled page by page, as torch does it, a page too many would be a SIGBUS: others fill
+    ``/dev/shm`` too. Raises: OSError when it has no room.
+    """
+    path = SHARED_MEMORY / os.fsdecode(segment).removeprefix("/")
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes + HEADER_BYTES)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _full(size_bytes) from error
+        raise
+    finally:
+        os.close(fd)
+
+
+def _free_bytes() -> int:
     room = os.statvfs(SHARED_MEMORY)
-    free = room.f_bavail * room.f_frsize
-    if size_bytes + HEADER_BYTES > free:
-        raise OSError(
-            f"{SHARED_MEMORY} has {free} bytes left and the tensors take {size_bytes}; make it "
-            "larger, or send them in smaller pieces"
-        )
+    return room.f_bavail * room.f_frsize
+
+
+def _full(size_bytes: int) -> OSError:
+    return OSError(
+        errno.ENOSPC,
+        f"{SHARED_MEMORY} has {_free_bytes()} bytes left and the tensors take {size_bytes}; make "
+        "it larger, or send them in smaller pieces",
+    )
 
 
 def _on_device(tensor: torch.Tensor) -> Value:

@@ -15,6 +15,7 @@ import torch
 from hotswap.wire.refused import PayloadRefused
 
 __all__ = [
+    "COUNTERS",
     "CudaStorage",
     "NoStorage",
     "NoStorageType",
@@ -23,6 +24,9 @@ __all__ = [
     "Storage",
     "row_major",
 ]
+
+COUNTERS = 10_000
+"""How many counters of device memory torch keeps in one segment (64 bits each)."""
 
 _MAX_DIMS = 64
 _MAX = 2**63 - 1

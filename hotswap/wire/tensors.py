@@ -23,7 +23,7 @@ from hotswap.wire.expected import (
 from hotswap.wire.names import Known
 from hotswap.wire.records import Call, Value, kind_of
 from hotswap.wire.refused import PayloadRefused, shown
-from hotswap.wire.sent import CudaStorage, NoStorage, SentTensor, SharedStorage, Storage
+from hotswap.wire.sent import COUNTERS, CudaStorage, NoStorage, SentTensor, SharedStorage, Storage
 
 __all__ = ["storage_of", "tensor_of"]
 
@@ -32,6 +32,7 @@ _TENSORS = frozenset({Known.TENSOR, Known.PARAMETER})
 _CUDA = (Known.REBUILD_CUDA_TENSOR, Known.REBUILD_CUDA_TENSOR_BY_UUID)
 # What torch calls the segments that it makes: process, random number, count.
 _SEGMENT = re.compile(rb"/?(torch_[0-9]{1,20}_[0-9]{1,20}(?:_[0-9]{1,20})?)")
+_EVENT_BYTES = 64
 _UUID = re.compile(r"(?:[A-Za-z]{2,4}-)?[0-9A-Fa-f-]{8,64}")
 
 
@@ -96,13 +97,9 @@ def storage_of(value: Value, what: str) -> Storage:
         raise PayloadRefused(f"{what} is {value!r}, wanted 4")
     # The second is the socket of the sender's torch_shm_manager. Nobody connects to it.
     bytes_of(arguments[1], f"the manager of {what}", limit=4096)
-    name = _SEGMENT.fullmatch(bytes_of(arguments[2], f"the segment of {what}"))
-    if name is None:
-        raise PayloadRefused(
-            f"the segment of {what} is {shown(arguments[2])}, wanted a name that torch gives"
-        )
+    name = _segment(arguments[2], f"the segment of {what}").removeprefix(b"/")
     size = a_number(arguments[3], f"the size of {what}")
-    return SharedStorage(name=name[1].decode("ascii"), size_bytes=size)
+    return SharedStorage(name=name.decode("ascii"), size_bytes=size)
 
 
 def _on_device(value: Value, what: str) -> SentTensor:
@@ -123,9 +120,9 @@ def _on_device(value: Value, what: str) -> SentTensor:
             handle=bytes_of(handle, f"the handle of {what}"),
             size_bytes=length,
             offset_bytes=a_number(offset_bytes, f"the place of {what} in its allocation"),
-            ref_counter_handle=bytes_of(counter, f"the counter of {what}"),
-            ref_counter_offset=a_number(counter_offset, f"the place of the counter of {what}"),
-            event_handle=bytes_of(event, f"the event of {what}"),
+            ref_counter_handle=_segment(counter, f"the counter of {what}"),
+            ref_counter_offset=_counter(counter_offset, f"the place of the counter of {what}"),
+            event_handle=_event(event, f"the event of {what}"),
             event_sync_required=a_bool(must_wait, f"event_sync_required of {what}"),
         )
     return SentTensor(
@@ -135,6 +132,27 @@ def _on_device(value: Value, what: str) -> SentTensor:
         offset_bytes=a_number(offset, f"the offset of {what}") * kind.itemsize,
         storage=storage,
     )
+
+
+def _segment(value: Value, what: str) -> bytes:
+    name = bytes_of(value, what)
+    if not _SEGMENT.fullmatch(name):
+        raise PayloadRefused(f"{what} is {shown(name)}, wanted a name that torch gives")
+    return name
+
+
+def _counter(value: Value, what: str) -> int:
+    place = a_number(value, what)
+    if place >= COUNTERS:
+        raise PayloadRefused(f"{what} is {place}, wanted less than {COUNTERS}")
+    return place
+
+
+def _event(value: Value, what: str) -> bytes:
+    handle = bytes_of(value, what)
+    if len(handle) != _EVENT_BYTES:  # torch reads so many of them, however long it is
+        raise PayloadRefused(f"{what} has {len(handle)} bytes, wanted {_EVENT_BYTES}")
+    return handle
 
 
 def _device(value: Value, what: str) -> int | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,32 +27,38 @@ GROWTH_BYTES = 20 * 2**20
 PATH = "/update_weights_from_tensor"
 
 
-def malformed(payload: str, draw: random.Random) -> tuple[dict[str, Any], bool]:
-    """A request that nothing of may become live, and whether the server can read what memory
-    it names."""
+def malformed(payload: str, draw: random.Random) -> dict[str, Any]:
+    """A request that nothing of may become live."""
     raw = bytearray(base64.b64decode(payload))
-    kind = draw.choice(["cut", "format", "count", "text", "head"])
+    kind = draw.choice(["cut", "format", "count", "text", "head", "field"])
     good: dict[str, Any] = {
         "serialized_named_tensors": [payload],
         "load_format": "flattened_bucket",
     }
     if kind == "format":
-        form = draw.choice(["direct", "os.system"])
-        return good | {"load_format": form}, form == "direct"
+        return good | {"load_format": draw.choice(["direct", "os.system"])}
     if kind == "count":
-        return good | {"serialized_named_tensors": [payload] * draw.choice([0, 2, 3])}, False
+        return good | {"serialized_named_tensors": [payload] * draw.choice([0, 2, 3])}
     if kind == "text":
-        return good | {"serialized_named_tensors": ["no base64 at all!"]}, False
+        return good | {"serialized_named_tensors": ["no base64 at all!"]}
+    if kind == "field":
+        return good | {"selector": "draft"}
     if kind == "head":
         raw[2] = ord("P")
-        return good | {"serialized_named_tensors": [base64.b64encode(raw).decode()]}, False
+        return good | {"serialized_named_tensors": [base64.b64encode(raw).decode()]}
     cut = raw[: draw.randrange(len(raw))]
-    return good | {"serialized_named_tensors": [base64.b64encode(cut).decode()]}, False
+    return good | {"serialized_named_tensors": [base64.b64encode(cut).decode()]}
+
+
+def names_its_memory(body: dict[str, Any]) -> bool:
+    """Whether the segment stands in what the server was sent."""
+    texts = [text for text in body["serialized_named_tensors"] if " " not in text]
+    return any(re.search(rb"/torch_\d+_\d+_\d+\D", base64.b64decode(text)) for text in texts)
 
 
 class Pushes:
-    """A producer after the other, and how many segments each of them has lost by requests that
-    the server could not read."""
+    """A producer after the other, and how many segments each of them has lost by requests in
+    which they were not named."""
 
     def __init__(self, client: Client, directories: list[Path]) -> None:
         self._client = client
@@ -70,15 +77,14 @@ class Pushes:
             "scope": "full",
             "weight_version": str(number),
         }
-        readable = True
         if number % 3 == 0:
-            body, readable = malformed(payload, self._draw)
+            body = malformed(payload, self._draw)
         if number % DEATH_EVERY == DEATH_EVERY - 1:
             self.trainer.kill()
             self._lost = 0
             return (await self._client.post(PATH, **body))[0]
         status, _ = await self._client.post(PATH, **body)
-        self._lost += not readable
+        self._lost += not names_its_memory(body)
         assert await self.trainer.release(shared["number"]) == self._lost
         return status
 

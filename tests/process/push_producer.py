@@ -14,8 +14,8 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ from safetensors.torch import load_file
 
 from tests.unit.wire.senders import (
     BUCKET_MODULES,
+    LOCAL_MODULES,
     flattened,
     forking,
+    local_class,
     metadata_class,
     sharing,
     standing,
 )
 
-__all__ = ["Shared", "checkpoint", "chunks_of", "main", "say"]
+__all__ = ["Named", "Shared", "checkpoint", "chunks_of", "main", "say", "sharing_as_sglang"]
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -39,8 +41,9 @@ Named = list[tuple[str, torch.Tensor]]
 class Shared:
     """Payloads, and the tensors that lie in shared memory for them."""
 
-    def __init__(self, metadata: Callable[..., Any]) -> None:
+    def __init__(self, metadata: Callable[..., Any], local: Callable[..., Any]) -> None:
         self._metadata = metadata
+        self._local = local
         self._held: dict[int, list[torch.Tensor]] = {}
         self._numbers = itertools.count()
 
@@ -59,10 +62,18 @@ class Shared:
         held.extend(tensor for _, tensor in copies)
         return base64.b64encode(forking(copies)).decode()
 
+    def per_rank(self, tensors: Named, *, held: list[torch.Tensor]) -> str:
+        """A list of names and, for each rank, a payload of its own; here there is one rank."""
+        copies = [(name, tensor.clone()) for name, tensor in tensors]
+        held.extend(tensor for _, tensor in copies)
+        parts = [(name, self._local([forking(tensor)])) for name, tensor in copies]
+        return base64.b64encode(forking(parts)).decode()
+
     def share(self, chunks: Sequence[Named], *, form: str) -> tuple[int, list[str]]:
         """A payload for each chunk; they are there until ``release`` of the number."""
         number, held = next(self._numbers), list[torch.Tensor]()
-        write = self.bucket if form == "flattened_bucket" else self.listed
+        writers = {"flattened_bucket": self.bucket, "per_rank": self.per_rank}
+        write = writers.get(form, self.listed)
         payloads = [write(chunk, held=held) for chunk in chunks]
         self._held[number] = held
         return number, payloads
@@ -72,6 +83,18 @@ class Shared:
         del self._held[number]
         used = sum(tensor.numel() > 0 for held in self._held.values() for tensor in held)
         return len(list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))) - used
+
+
+@contextmanager
+def sharing_as_sglang() -> Iterator[Shared]:
+    """Tensors are shared by name, and sglang's classes stand where a trainer has them."""
+    metadata, local = metadata_class(), local_class()
+    with (
+        sharing("file_system"),
+        standing(BUCKET_MODULES[0], FlattenedTensorMetadata=metadata),
+        standing(LOCAL_MODULES[1], LocalSerializedTensor=local),
+    ):
+        yield Shared(metadata, local)
 
 
 def checkpoint(directory: Path) -> Named:
@@ -95,11 +118,7 @@ def say(answer: object) -> None:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    metadata = metadata_class()
-    with ExitStack() as held:
-        held.enter_context(sharing("file_system"))
-        held.enter_context(standing(BUCKET_MODULES[0], FlattenedTensorMetadata=metadata))
-        shared = Shared(metadata)
+    with sharing_as_sglang() as shared:
         for line in sys.stdin:
             asked = json.loads(line)
             if "release" in asked:

@@ -42,7 +42,7 @@ async def client(server: ServerProcess, a: Path) -> AsyncIterator[Client]:
 
 @contextmanager
 def trainer(order: str, url: str, directory: Path, *rest: str) -> Iterator[subprocess.Popen[str]]:
-    """One on its way; it is ended with the block."""
+    """One that is ready, and begins with a line to it; it is ended with the block."""
     arguments = [order, url, str(directory), *rest]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.process.push_trainer", *arguments],
@@ -53,23 +53,33 @@ def trainer(order: str, url: str, directory: Path, *rest: str) -> Iterator[subpr
         env=environ(),
     ) as process:
         try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline()) == "ready"
             yield process
         finally:
             process.kill()
 
 
-def run(order: str, url: str, directory: Path, *rest: str) -> list[Any]:
-    """Run one to its end; what it was answered."""
-    with trainer(order, url, directory, *rest) as process:
-        out, errors = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, errors
+def begin(process: subprocess.Popen[str], count: int) -> list[Any]:
+    """Have it begin; the first ``count`` replies that it had."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return [json.loads(process.stdout.readline()) for _ in range(count)]
+
+
+def end(process: subprocess.Popen[str]) -> list[Any]:
+    """Have it go on, if it stands still, to its end; the replies that it had."""
+    out, errors = process.communicate(input="\n", timeout=LIMIT_S)
+    assert process.returncode == 0, errors
     return [json.loads(line) for line in out.splitlines()]
 
 
-def first_replies(process: subprocess.Popen[str], count: int) -> list[Any]:
-    """What it was answered so far."""
-    assert process.stdout is not None
-    return [json.loads(process.stdout.readline()) for _ in range(count)]
+def run(order: str, url: str, directory: Path, version: str) -> list[Any]:
+    """Run one from its beginning to its end; the replies that it had."""
+    with trainer(order, url, directory, version) as process:
+        return end(process)
 
 
 # How requests end that run when it comes.
@@ -80,12 +90,13 @@ ENDS = {"slime": {"abort"}, "miles": {"length"}, "native": {"length"}}
 async def test_a_trainer_pushes_under_load(
     server: ServerProcess, client: Client, b: Path, order: str
 ) -> None:
-    async with Streams(client) as streams:
-        begun = [streams.start([at + 1, 2, 3], 1500) for at in range(2)]
-        for stream in begun:
-            await stream.has_tokens()
-        replies = await anyio.to_thread.run_sync(run, order, server.base_url, b, "7")
-        seen = {(await one.finished())["meta_info"]["finish_reason"]["type"] for one in begun}
+    with trainer(order, server.base_url, b, "7") as process:
+        async with Streams(client) as streams:
+            begun = [streams.start([at + 1, 2, 3], 1500) for at in range(2)]
+            for stream in begun:
+                await stream.has_tokens()
+            replies = await anyio.to_thread.run_sync(end, process)
+            seen = {(await one.finished())["meta_info"]["finish_reason"]["type"] for one in begun}
         assert seen == ENDS[order]
     chunks = replies[:CHUNKS]
     assert {reply["success"] for reply in chunks} == {True}
@@ -102,12 +113,35 @@ async def test_a_trainer_pushes_under_load(
     assert_equal(await Evidence.of(client), await fresh(b))
 
 
+async def test_verl_has_the_memory_and_gives_it_back_under_load(
+    server: ServerProcess, client: Client, b: Path
+) -> None:
+    """What runs when it comes is aborted; what comes while nothing can run is told to retry."""
+    with trainer("verl", server.base_url, b, "7", "3") as process:
+        async with Streams(client) as streams:
+            running = streams.start([1, 2, 3], 1500)
+            await running.has_tokens()
+            replies = await anyio.to_thread.run_sync(begin, process, 3)
+            assert (await running.finished())["meta_info"]["finish_reason"]["type"] == "abort"
+            state = await client.state()
+            assert (state["state"], state["facts"]["weights"]) == ("sleeping", "never_loaded")
+            status, reply = await client.post("/generate", input_ids=PROMPTS[0])
+            assert (status, reply["error"]["retryable"]) == (503, True)
+            replies += await anyio.to_thread.run_sync(end, process)
+    assert [reply["success"] for reply in replies] == [True] * CHUNKS
+    assert not any(reply["staged"] for reply in replies)
+    weights = (await client.get("/status"))[1]["weights"]
+    # It tells no version.
+    assert (weights["weight_version"], weights["coverage"]) == ("0", None)
+    assert_equal(await Evidence.of(client), await fresh(b))
+
+
 async def test_a_trainer_is_killed_at_chunk_3_of_10(
     server: ServerProcess, client: Client, b: Path
 ) -> None:
     """Paused, with the count as it stands; then the next trainer pushes everything."""
     with trainer("slime", server.base_url, b, "7", "3") as process:
-        replies = await anyio.to_thread.run_sync(first_replies, process, 3)
+        replies = await anyio.to_thread.run_sync(begin, process, 3)
         process.kill()
     status = (await client.get("/status"))[1]
     assert status["state"] == "paused"
@@ -147,7 +181,7 @@ async def test_a_trainer_is_killed_in_its_session(a: Path, b: Path) -> None:
         async with client_of(server.base_url) as client:
             before = await client.snapshot()
             with trainer("native", server.base_url, b, "7", "3") as process:
-                await anyio.to_thread.run_sync(first_replies, process, 3)
+                await anyio.to_thread.run_sync(begin, process, 3)
                 process.kill()
             await client.until_status(lambda status: status["session"] is None)
             assert await client.snapshot() == before

@@ -275,3 +275,19 @@ async def test_an_engine_that_cannot_says_so() -> None:
         with pytest.raises(IllegalCommand, match="cannot give memory back"):
             await command()
     assert repr(controller.memory) == "<Occupation asleep=[]>"
+
+
+async def test_weights_stay_while_a_session_is_about_to_replace_them() -> None:
+    """A12: begin, sleep in the middle, finish. Nothing else changes the weights meanwhile."""
+    rig = await whole_rig()
+    memory, sessions = rig.controller.memory, rig.controller.sessions
+    sessions.begin(update_id="u")
+    for tags in (TAGS, frozenset({"weights"})):
+        with pytest.raises(Busy, match="'u' is open"):
+            await memory.sleep(tags)
+    assert (memory.asleep, rig.controller.machine.state) == (frozenset(), State.SERVING)
+    await memory.sleep(frozenset({"kv_cache"}))
+    await memory.wake()
+    await sessions.abort("u")
+    await memory.sleep(TAGS)
+    assert memory.asleep == TAGS

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hotswap.errors import InFlight
+from hotswap.errors import InFlight, UpdateRejected
 from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.types import LoadMode, PauseMode, Placement, Scope
 from tests.unit.wire.senders import (
@@ -108,21 +109,58 @@ async def test_an_empty_bucket_is_counted_and_changes_nothing(serving: Any) -> N
     assert serving.commands.calls == ["update"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        ({"load_format": "direct"}, "dict"),
-        ({"load_format": "verl.workers.delta_loader.apply_delta"}, "never imported"),
-    ],
-)
+def cut(payload: str) -> str:
+    """As far as the name of its segment, and one byte more."""
+    raw = base64.b64decode(payload)
+    return base64_of(raw[: raw.index(b"/torch_") + 40])
+
+
+UNREADABLE: dict[str, Callable[[Sender], dict[str, object]]] = {
+    "another format": lambda sender: {"load_format": "direct"},
+    "a format that is code": lambda sender: {"load_format": "verl.delta_loader.apply_delta"},
+    "cut off": lambda sender: {"serialized_named_tensors": [cut(sender.payload)]},
+    "a foreign opcode in front": lambda sender: {
+        "serialized_named_tensors": [base64_of(b"P" + base64.b64decode(sender.payload))]
+    },
+    "one too many": lambda sender: {"serialized_named_tensors": [sender.payload, EMPTY]},
+    "for another device": lambda sender: {"serialized_named_tensors": {"b-2": sender.payload}},
+    "base64 twice, cut off": lambda sender: {
+        "serialized_named_tensors": [base64_of(cut(sender.payload).encode())]
+    },
+    "a letter that is not of base64": lambda sender: {
+        "serialized_named_tensors": [sender.payload + "####"]
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
 async def test_what_a_refused_payload_names_is_let_go(
-    serving: Any, sender: Sender, fields: dict[str, object], names: str
+    serving: Any, sender: Sender, case: str
 ) -> None:
-    await serving.json("POST", PATH, json=sender.body(**fields))
+    await serving.json("POST", PATH, json=sender.body(**UNREADABLE[case](sender)))
     (update,) = serving.commands.received
-    with pytest.raises(Exception, match=names), update.options["pushed"].opened():
+    with pytest.raises(UpdateRejected), update.options["pushed"].opened():
         raise AssertionError("was opened")
-    assert sender.users == (1 if "direct" in str(fields) else 2)
+    assert sender.users == 1
+
+
+@pytest.mark.parametrize("fields", [{"selector": "draft"}, {"scope": "some"}, {"pause_mode": "no"}])
+@pytest.mark.parametrize("labelled", [False, True])
+async def test_so_is_that_of_a_request_whose_fields_are_refused(
+    serving: Any, sender: Sender, fields: dict[str, object], labelled: bool
+) -> None:
+    payloads = {"a-1": sender.payload} if labelled else [sender.payload]
+    body = sender.body(**fields, serialized_named_tensors=payloads)
+    status, _ = await serving.json("POST", PATH, json=body)
+    assert (status, serving.commands.received) == (400, [])
+    assert sender.users == 1
+
+
+@pytest.mark.parametrize("payloads", [None, 5, "x", [None, 5], {"a": 5}])
+async def test_payloads_that_are_none_are_refused(serving: Any, payloads: object) -> None:
+    status, reply = await serving.json("POST", PATH, json={"serialized_named_tensors": payloads})
+    assert (status, reply["success"]) == (400, False)
+    assert "serialized_named_tensors" in reply["message"]
 
 
 async def test_a_refused_command_lets_it_go_too(serving: Any, sender: Sender) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "BUCKET_MODULES",
     "LOCAL_MODULES",
     "forking",
+    "local_class",
     "metadata_class",
     "flattened",
     "sharing",
@@ -91,6 +92,16 @@ def metadata_class() -> type[Any]:
         numel: int
 
     return FlattenedTensorMetadata
+
+
+def local_class() -> type[Any]:
+    """A new class with the field of sglang's ``LocalSerializedTensor``."""
+
+    @dataclass
+    class LocalSerializedTensor:
+        values: list[bytes]
+
+    return LocalSerializedTensor
 
 
 def flattened(

@@ -13,7 +13,7 @@ import torch
 
 from hotswap.errors import UpdateRejected
 from hotswap.wire import PayloadRefused, Sent, SentTensor, SharedStorage, decode, opened
-from hotswap.wire.segments import HEADER_BYTES
+from hotswap.wire.references import HEADER_BYTES
 from hotswap.wire.sent import row_major
 from tests.unit.wire.senders import forking
 from tests.unit.wire.test_tensors import value_of
@@ -51,10 +51,9 @@ def sent(storage: SharedStorage, *shape: int, strides: tuple[int, ...] | None = 
 
 def a_list(**tensors: SentTensor) -> Sent:
     storages = [tensor.storage for tensor in tensors.values()]
-    return Sent(
-        tensors=tensors,
-        segments=frozenset(held for held in storages if isinstance(held, SharedStorage)),
-    )
+    segments = frozenset(held for held in storages if isinstance(held, SharedStorage))
+    references = {storage.name: 1 for storage in segments}
+    return Sent(tensors=tensors, segments=segments, references=references)
 
 
 def users_of(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from hotswap.push import SharedTensors
 from hotswap.wire import (
     FLATTENED,
     CudaStorage,
@@ -125,6 +127,26 @@ def test_a_full_shared_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
         named_tensors([("w", X)]),
     ):
         raise AssertionError("was shared")
+
+
+def test_one_that_others_have_filled_meanwhile_is_an_error_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There was room when it was looked for; a page too many would be a SIGBUS."""
+
+    def no_room(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = own_segments()
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with (
+        pytest.raises(OSError, match="bytes left and the tensors take 840"),
+        named_tensors([("w", X)]),
+    ):
+        raise AssertionError("was shared")
+    with pytest.raises(OSError, match="bytes left and the tensors take"):
+        SharedTensors.of([("w", X)])
+    assert own_segments() <= before
 
 
 def test_tensors_of_several_devices_make_no_bucket() -> None:

@@ -209,6 +209,72 @@ async def test_nothing_else_changes_the_weights_meanwhile() -> None:
         await trainer.send({"mean": STATE["mean"]})
 
 
+async def test_a_begin_that_is_sent_twice_says_the_same_twice() -> None:
+    trainer = a_trainer()
+    begun = trainer.sessions.begin(update_id="u", scope=Scope.PARTIAL)
+    assert trainer.sessions.begin(update_id="u", scope=Scope.PARTIAL) is begun
+    with pytest.raises(IllegalCommand, match="open with scope partial, and is begun again with f"):
+        trainer.sessions.begin(update_id="u")
+
+
+async def test_an_abort_does_not_wait_for_a_chunk_that_never_ends() -> None:
+    trainer = a_trainer()
+    session = trainer.sessions.begin(update_id="u")
+    await trainer.send({"mean": STATE["mean"]})
+    async with session.turns.turn():  # as while a body of a chunk is still coming
+        assert await trainer.sessions.abort() == "u"
+    assert session.empty
+    trainer.sessions.begin(update_id="v")
+    with pytest.raises(IllegalCommand, match="'u' was aborted"):
+        await trainer.sessions.commit("u")
+
+
+async def test_nobody_waits_for_ever_for_a_chunk_that_never_ends() -> None:
+    trainer = Trainer(TinyModel())
+    controller = Controller(trainer.engine, strategies={}, queue_wait_s=0.0)
+    trainer.controller, trainer.sessions = controller, controller.sessions
+    session = trainer.sessions.begin(update_id="u")
+    begun, over = anyio.Event(), anyio.Event()
+
+    async def never_ends() -> None:
+        async with session.turns.turn():
+            begun.set()
+            await over.wait()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(never_ends)
+        await begun.wait()
+        with pytest.raises(Busy, match="another one is still being worked on"):
+            await trainer.send({"mean": STATE["mean"]})
+        with pytest.raises(Busy, match="the commit of the update u waited 0 s"):
+            await trainer.sessions.commit("u")
+        over.set()
+    await trainer.send_all()
+    await trainer.sessions.commit("u")
+
+
+async def test_an_abort_while_a_commit_runs_tells_how_that_ended() -> None:
+    trainer = a_trainer()
+    trainer.sessions.begin(update_id="u")
+    await trainer.send_all()
+    told: list[str] = []
+
+    def abort_in_the_middle(news: UpdateNews) -> None:
+        if news.outcome is None and news.phase is Phase.COMMITTING:
+            group.start_soon(abort)
+
+    async def abort() -> None:
+        with pytest.raises(IllegalCommand, match="was committed; there is nothing to abort"):
+            await trainer.sessions.abort()
+        told.append("committed")
+
+    trainer.controller.observe_updates(abort_in_the_middle)
+    async with anyio.create_task_group() as group:
+        await trainer.sessions.commit("u")
+    assert told == ["committed"]
+    assert trainer.sums() == live_after_a_full_push(trainer)
+
+
 async def test_no_session_begins_while_an_update_runs() -> None:
     trainer = a_trainer()
     refusals: list[str] = []
@@ -257,7 +323,7 @@ async def test_an_empty_session() -> None:
 async def test_an_abandoned_session_is_over() -> None:
     trainer = a_trainer(timeout_s=0.0)
     session = trainer.sessions.begin(update_id="u")
-    async with session.lock:  # as while a chunk is staged
+    async with session.turns.turn():  # as while a chunk is staged
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
         assert trainer.sessions.open is session
@@ -319,7 +385,7 @@ async def test_a_chunk_that_is_cancelled_leaves_nothing(steps: int) -> None:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     assert session.empty is (session.chunks == 0)
-    assert session.lock.locked() is False
+    assert session.turns.taken is False
     await trainer.send_all()
     await trainer.sessions.commit("u")
 

@@ -1,0 +1,58 @@
+"""Whether the process that has made a segment still runs.
+
+Rule: a process is its number and the time at which it was started; a number alone is another
+process's some day. One that has ended is gone, also while its parent has not asked how (a zombie).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+__all__ = ["UNKNOWN", "Owner"]
+
+UNKNOWN = -1
+"""When a process was started that the system would not tell of: it has no descriptors left."""
+
+_ENDED = frozenset({b"Z", b"X", b"x"})
+# Fields of /proc/PID/stat behind the program's name: proc(5) counts from 1, and that name is 2.
+_STATE, _STARTED = 3 - 3, 22 - 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The process ``pid`` that was started at ``started`` (ticks since boot); None is one that
+    had ended when it was looked for, and ``UNKNOWN`` one that could not be looked for."""
+
+    pid: int
+    started: int | None
+
+    @classmethod
+    def of(cls, segment: str) -> Self:
+        """The owner of a segment of torch's, as it is now: the name begins with its number."""
+        pid = int(segment.split("_")[1])
+        try:
+            return cls(pid=pid, started=_started(pid))
+        except OSError:
+            return cls(pid=pid, started=UNKNOWN)
+
+    @property
+    def lives(self) -> bool:
+        """Whether that very process still runs; it does where that cannot be told: torch ends
+        a process whose segments somebody else has removed."""
+        try:
+            now = _started(self.pid)
+        except OSError:
+            return self.started is not None
+        return now is not None and self.started in (now, UNKNOWN)
+
+
+def _started(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # A program's name may have spaces and brackets in it.
+    fields = text.rpartition(b")")[2].split()
+    return None if fields[_STATE] in _ENDED else int(fields[_STARTED])
