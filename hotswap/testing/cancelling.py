@@ -79,15 +79,27 @@ class Stepped(Awaitable[None]):
                 go_on = partial(inner.send, got)
 
 
-async def cancelled_at(at: int, work: Coroutine[Any, Any, object], *, kind: str) -> Cancelled:
-    """Run ``work`` and cancel it when it gives way for the ``at``-th time.
+async def cancelled_at(
+    at: int,
+    work: Coroutine[Any, Any, object],
+    *,
+    kind: str,
+    before: Callable[[], object] = lambda: None,
+) -> Cancelled:
+    """Run ``work`` and cancel it when it gives way for the ``at``-th time; ``before`` is called
+    right before.
 
     Raises: what ``work`` raised, but for the cancellation.
     """
     stepped = Stepped(work, at=at)
+
+    def cancel(stop: Callable[[], object]) -> None:
+        before()
+        stop()
+
     if kind == "scope":
         with anyio.CancelScope() as scope:
-            stepped.act = scope.cancel
+            stepped.act = partial(cancel, scope.cancel)
             await stepped
         return Cancelled(reached=stepped.reached, ended=scope.cancelled_caught, place=stepped.place)
 
@@ -95,7 +107,7 @@ async def cancelled_at(at: int, work: Coroutine[Any, Any, object], *, kind: str)
         await stepped
 
     task = asyncio.get_running_loop().create_task(run())
-    stepped.act = task.cancel
+    stepped.act = partial(cancel, task.cancel)
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()

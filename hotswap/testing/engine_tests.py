@@ -85,7 +85,7 @@ class EngineTests(EngineRequestTests, suite=True):
         )
 
     def test_leaving_it_leaves_nothing(self, engine: EngineFactory) -> None:
-        """Threads, descriptors, mappings and processes of an engine that was used."""
+        """Threads, tasks, descriptors, mappings and processes of an engine that was used."""
 
         async def use() -> Holdings:
             before = Holdings.now()

@@ -1,4 +1,4 @@
-"""What this process holds: descriptors, mapped files, threads, children, memory. Linux.
+"""What this process holds: descriptors, mapped files, threads, tasks, children, memory. Linux.
 
 anyio keeps idle worker threads for later, and asyncio those of its executor: both are
 the event loop's, and no plug-in's.
@@ -6,6 +6,7 @@ the event loop's, and no plug-in's.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
@@ -41,7 +42,7 @@ class Holdings:
     @classmethod
     def now(cls) -> Holdings:
         """What is held at this moment."""
-        return cls(frozenset([*_descriptors(), *_mappings(), *_threads(), *_children()]))
+        return cls(frozenset([*_descriptors(), *_mappings(), *_threads(), *_tasks(), *_children()]))
 
     def __str__(self) -> str:
         return ", ".join(sorted(self.items)) or "nothing"
@@ -130,6 +131,20 @@ def _threads() -> list[str]:
         for thread in threading.enumerate()
         if not thread.name.startswith(_OF_THE_LOOP)
     ]
+
+
+def _tasks() -> list[str]:
+    """Those of the event loop that runs here, if one does, which are not over."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:
+        return []
+    return [f"task {task.get_name()} ({_what_runs(task)})" for task in tasks]
+
+
+def _what_runs(task: asyncio.Task[object]) -> str:
+    work = task.get_coro()
+    return str(getattr(work, "__qualname__", work))
 
 
 def _children() -> list[str]:

@@ -17,7 +17,7 @@ from hotswap.testing.delivered import (
     read_until,
     take_away,
 )
-from hotswap.testing.delivery_tests import DeliveryTests
+from hotswap.testing.fidelity_tests import FidelityTests
 from hotswap.testing.findings import check, described, listed, on_one_line, wrong_specs
 from hotswap.testing.given import Publish, with_method
 from hotswap.testing.holdings import (
@@ -38,7 +38,7 @@ _MOST_BUCKETS = 50
 _FINALLY = "give everything back in a finally around the yield of open()"
 
 
-class StrategyTests(DeliveryTests, suite=True):
+class StrategyTests(FidelityTests, suite=True):
     """Fixtures: ``strategy``, a new ``LoadStrategy``, and ``publish``, a :data:`Publish`.
 
     ``dtypes`` are those that the source can hold. ``missing_source`` names one that is not
@@ -211,7 +211,7 @@ class StrategyTests(DeliveryTests, suite=True):
     def test_leaving_gives_every_handle_back(
         self, strategy: LoadStrategy, publish: Publish
     ) -> None:
-        """Descriptors, mappings, threads and processes of an update that succeeds."""
+        """Descriptors, mappings, threads, tasks and processes of an update that succeeds."""
         self._read(strategy, self._source(publish, self.weights(1)))
         source = self._source(publish, self.weights(2))
         left, _ = self.run(self._left_after, strategy, source, -1)
@@ -268,6 +268,36 @@ class StrategyTests(DeliveryTests, suite=True):
                     f"one update gives way more than {_MOST_AWAITS} times",
                     todo="do more between two awaits",
                 )
+
+    def test_a_cancellation_of_opening_is_not_swallowed(
+        self, strategy: LoadStrategy, publish: Publish
+    ) -> None:
+        """An update that was given up is not made all the same: opening has to end."""
+        source = self._source(publish, self.weights(1))
+        self._read(strategy, source)
+
+        async def cancel(at: int) -> bool:
+            entered: list[bool] = []
+            early: list[bool] = []
+
+            async def enter() -> None:
+                async with strategy.open(self._update(source), Placement()):
+                    entered.append(True)
+
+            cancelled = await cancelled_at(
+                at, enter(), kind="task", before=lambda: early.append(not entered)
+            )
+            check(
+                not (any(early) and entered),
+                f"cancelled at await {at} of opening, in {cancelled.place}, it went on and "
+                "delivered the stage",
+                todo="let a cancellation pass: catch Exception, or raise it again",
+            )
+            return any(early) and at < _MOST_AWAITS
+
+        at = 0
+        while self.run(cancel, at):
+            at += 1
 
     def test_a_file_that_cannot_be_opened_rejects_and_leaves_nothing(
         self, strategy: LoadStrategy, publish: Publish

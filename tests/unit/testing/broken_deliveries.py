@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -233,3 +234,65 @@ class OneThread(FileStage):
 
     def payload(self, spec: TensorSpec) -> Payload:
         return self.Owned(spec, self.fds[spec.name])
+
+
+class OtherFloats(FileStage):
+    """Computes with every float."""
+
+    def payload(self, spec: TensorSpec) -> Payload:
+        payload = super().payload(spec)
+        return self.other(dense(payload)) if spec.dtype.is_floating_point else payload
+
+    def other(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+@broken_stage(
+    "zeros lose their sign",
+    "test_zeros_keep_their_sign",
+    says=r"zeros with a sign come with other bits: float32 \[8\] float32 at byte 7 of 32: 0x00, "
+    r"wanted 0x80",
+)
+class UnsignedZeros(OtherFloats):
+    def other(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(tensor == 0, torch.zeros_like(tensor), tensor)
+
+
+@broken_stage(
+    "all NaNs become one",
+    "test_nans_keep_their_bits",
+    says=r"NaNs with a payload come with other bits: float32 .* float32 at byte",
+)
+class OneNan(OtherFloats):
+    def other(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(tensor.isnan(), torch.full_like(tensor, torch.nan), tensor)
+
+
+@broken_stage(
+    "what is nearly zero becomes zero",
+    "test_subnormal_numbers_are_kept",
+    says=r"subnormal numbers come with other bits: float32 .* float32 at byte 0 of",
+)
+class FlushesToZero(OtherFloats):
+    def other(self, tensor: torch.Tensor) -> torch.Tensor:
+        tiny = torch.finfo(tensor.dtype).smallest_normal
+        is_subnormal = (tensor != 0) & (tensor.abs() < tiny)
+        return torch.where(is_subnormal, torch.zeros_like(tensor), tensor)
+
+
+@broken_stage(
+    "names lose what is usual in front of them",
+    "test_names_come_as_they_are",
+    says=r"module\.layers\.0\.weight, model\.layers\.1\.weight, .* is lost, and "
+    r"layers\.0\.weight, .* comes instead",
+)
+class CutsPrefixes(Changed):
+    def changed(self, spec: TensorSpec) -> TensorSpec | None:
+        return replace(spec, name=self.cut(spec.name))
+
+    def open_file(self, name: str, path: Path) -> None:
+        super().open_file(self.cut(name), path)
+
+    @staticmethod
+    def cut(name: str) -> str:
+        return name.removeprefix("module.").removeprefix("model.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -360,6 +361,12 @@ class PausesOnce(ModuleEngine):
 class CountsForEver(ModuleEngine):
     async def flush(self) -> int:
         return 3
+
+
+@broken("a task outlives it", "test_leaving_it_leaves_nothing", says=r"still held: task Task-\d+")
+class LeavesATask(ModuleEngine):
+    async def resume(self) -> None:
+        self.left = asyncio.get_running_loop().create_task(asyncio.sleep(3600.0))
 
 
 @broken(

@@ -22,11 +22,12 @@ from hotswap.testing import (
 from hotswap.testing.tiny_modules import TinyModel, tiny_target
 from hotswap.types import Scope
 from hotswap.weights.target import WeightTarget
-from tests.unit.testing import broken_generators, broken_module_engines
+from tests.unit.testing import broken_floats, broken_generators, broken_module_engines
 from tests.unit.testing.planted_engines import BROKEN
 from tests.unit.testing.planting import explained
 
-assert broken_generators.__all__ == broken_module_engines.__all__ == []  # they have filled BROKEN
+for module in (broken_floats, broken_generators, broken_module_engines):
+    assert module.__all__ == []  # it has filled BROKEN
 
 
 def views(target: WeightTarget) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ The hook here waits for a marker that a shared filesystem shows late: it renames
 ``source.hidden`` to ``source``.
 """
 
+import asyncio
 import itertools
 import os
 import threading
@@ -170,6 +171,24 @@ def swallowing() -> PreRead:
     return pre_read
 
 
+def swallowing_later() -> PreRead:
+    async def pre_read(source: str) -> None:
+        await on_thread(os.listdir, str(Path(source).parent))
+        await swallowing()(source)
+
+    return pre_read
+
+
+def task_behind() -> PreRead:
+    left: list[asyncio.Task[None]] = []
+
+    async def pre_read(source: str) -> None:
+        await on_thread(show, source)
+        left.append(asyncio.get_running_loop().create_task(asyncio.sleep(3600.0)))
+
+    return pre_read
+
+
 def silent() -> PreRead:
     def work(source: str) -> None:
         try:
@@ -240,6 +259,16 @@ BROKEN: dict[str, tuple[Callable[[], PreRead], str, str]] = {
         swallowing,
         "test_a_cancellation_is_not_swallowed",
         r"first await, in on_thread \(test_pre_read_suite\.py:\d+\), the hook went on",
+    ),
+    "a later cancellation is swallowed": (
+        swallowing_later,
+        "test_a_cancellation_is_not_swallowed",
+        r"cancelled at its await \d+, in on_thread \(test_pre_read_suite\.py:\d+\), the hook went",
+    ),
+    "a task is kept": (
+        task_behind,
+        "test_it_gives_every_handle_back",
+        r"still held: task Task-\d+ \(sleep\)",
     ),
     "a descriptor is kept after a failure": (
         leaking(when="failed"),

@@ -9,12 +9,13 @@ import torch
 
 from hotswap.seams import LoadStrategy
 from hotswap.testing import Publish, StrategyTests, run_suite
-from tests.unit.testing import broken_deliveries, broken_holdings
+from tests.unit.testing import broken_deliveries, broken_holdings, broken_tasks
 from tests.unit.testing.file_strategy import FileStrategy, publisher
 from tests.unit.testing.planted_strategies import BROKEN, LEFT_BEHIND
 from tests.unit.testing.planting import explained
 
-assert broken_deliveries.__all__ == broken_holdings.__all__ == []  # they have filled BROKEN
+for module in (broken_deliveries, broken_holdings, broken_tasks):
+    assert module.__all__ == []  # it has filled BROKEN
 
 
 @pytest.fixture(autouse=True)
