@@ -12,12 +12,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import httpx
 
-__all__ = ["ServerProcess"]
+__all__ = ["ServerProcess", "Started"]
 
 _URL = re.compile(r"serving .* on (http://\S+), state")
+
+
+class Started(Protocol):
+    """What is used here of the ``subprocess.Popen`` of a server."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code, None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended. Raises: subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
 
 
 class ServerProcess:
@@ -52,7 +71,7 @@ class ServerProcess:
         self._stack = ExitStack()
         self._log_fd: int | None = None
         self._last_log = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
         self._url = ""
 
     def __repr__(self) -> str:
@@ -110,12 +129,11 @@ class ServerProcess:
                 process.wait(self._stop_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        return process.returncode
+        return process.wait()
 
     def __enter__(self) -> ServerProcess:
         self._log_fd = self._stack.enter_context(tempfile.TemporaryFile()).fileno()
-        self._process = _start(self._command, self._environ, self._log_fd)
+        self._process = self._start(self._command, self._environ, self._log_fd)
         try:
             self._wait_until_up()
         except BaseException:
@@ -130,6 +148,11 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self._end()
+
+    def _start(self, command: Sequence[str], environ: Mapping[str, str], log: int) -> Started:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ
+        )
 
     def _end(self) -> None:
         self.stop()
@@ -148,12 +171,6 @@ class ServerProcess:
             # Polling another process: there is no event of ours to wait for.
             time.sleep(0.05)
         raise AssertionError(f"no /health within {self._start_s:g} s:\n{self.log}")
-
-
-def _start(command: Sequence[str], environ: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ
-    )
 
 
 def _answers(url: str) -> bool:

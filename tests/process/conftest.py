@@ -10,10 +10,10 @@ import torch
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import client_of
 from tests.process.pushing import TRAINER
 from tests.process.served import GR_SERVERS, Flavour, Served, server_number
-from tests.untraced import UNTRACED
 
 # Servers and clients share few cores: threads that wait for each other burn them.
 torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[Flavour, ServerProcess]]:
     """One server a flavour, for as many tests as there are."""
     flavour: Flavour = request.param
-    with ServerProcess(a, *flavour.flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *flavour.flags) as process:
         yield flavour, process
         assert "Traceback" not in process.log, process.log
 

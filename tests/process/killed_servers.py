@@ -20,10 +20,10 @@ from hotswap.stream.state import Reserved
 from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import ROOT
 from tests.process import pull_faults
+from tests.process.forked_server import ForkedServer
 from tests.process.published_checkpoints import publish_checkpoints
 from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import contents_of
-from tests.untraced import UNTRACED
 
 __all__ = ["Cut", "Rig"]
 
@@ -73,8 +73,8 @@ class Rig:
             *("--local-root", str(self.local.parent), "--pull-threads", "1"),
             *("--custom-pull-weights-pre-read-hook", hook),
         )
-        environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **UNTRACED}
-        with ServerProcess(
+        environ = {"PYTHONPATH": str(ROOT)}
+        with ForkedServer(
             self.base, *arguments, environ={**environ, **pull_faults.environ(self.plan)}
         ) as process:
             yield process

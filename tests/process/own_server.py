@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import Client, client_of
-from tests.untraced import UNTRACED
 
 __all__ = ["own_server", "rested"]
 
@@ -16,8 +16,7 @@ __all__ = ["own_server", "rested"]
 @contextmanager
 def own_server(model: Path, *arguments: str) -> Iterator[ServerProcess]:
     """One that holds what comes while it is paused; it lives to the end and logs no traceback."""
-    environ = {"OMP_NUM_THREADS": "1", **UNTRACED}
-    with ServerProcess(model, "--while-paused", "hold", *arguments, environ=environ) as process:
+    with ForkedServer(model, "--while-paused", "hold", *arguments) as process:
         yield process
         assert process.exit_code is None, process.log
         assert "Traceback" not in process.log, process.log

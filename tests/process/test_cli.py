@@ -17,6 +17,7 @@ from hotswap.cli import main
 from hotswap.client import Client
 from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import ROOT, blocks_of
+from tests.process.forked_server import ForkedServer
 
 pytestmark = pytest.mark.process
 
@@ -26,9 +27,10 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module", params=["gr", "sglang"])
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
-    """One server a dialect."""
+    """One server a dialect, of which one starts as a person starts it, and is traced."""
     flags = ("--dialect", request.param)
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1"}) as process:
+    start = ServerProcess if request.param == "gr" else ForkedServer
+    with start(a, *flags, environ={"OMP_NUM_THREADS": "1"}) as process:
         yield process
 
 

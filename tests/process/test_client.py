@@ -22,8 +22,8 @@ from hotswap.client import (
 from hotswap.errors import InFlight, UpdateRejected
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import client_of
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +35,7 @@ ADMIN = "admin-key"
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
     """One server a dialect; every test leaves it serving."""
     flags = ("--dialect", request.param)
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *flags) as process:
         yield process
         assert "Traceback" not in process.log, process.log
 
@@ -152,8 +152,7 @@ def events_until(events: EventStream, phase: str | None) -> list[ServerEvent]:
 
 
 def test_keys_and_closed_routes(a: Path, b: Path) -> None:
-    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_ADMIN_API_KEY": ADMIN, **UNTRACED}
-    with ServerProcess(a, environ=environ) as process:
+    with ForkedServer(a, environ={"HOTSWAP_ADMIN_API_KEY": ADMIN}) as process:
         with Client(process.base_url) as nobody:
             assert nobody.state().ready
             for call in (nobody.pause, lambda: nobody.update(b), nobody.flush):
@@ -170,9 +169,7 @@ def test_keys_and_closed_routes(a: Path, b: Path) -> None:
 
 def test_a_server_without_updates(a: Path) -> None:
     with (
-        ServerProcess(
-            a, environ={"OMP_NUM_THREADS": "1", **UNTRACED}, allow_weight_update=False
-        ) as process,
+        ForkedServer(a, allow_weight_update=False) as process,
         Client(process.base_url) as client,
     ):
         with pytest.raises(RequestRefused, match="--allow-weight-update") as caught:

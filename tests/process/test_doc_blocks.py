@@ -19,6 +19,7 @@ import pytest
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import GUIDES, PAGES, ROOT, Block, executed
+from tests.process.forked_server import ForkedServer
 from tests.untraced import UNTRACED
 
 ADDRESS = "http://127.0.0.1:30000"
@@ -81,7 +82,7 @@ def served_by(block: Block, checkout: Path) -> ServerProcess:
     assert arguments[0] == "serve", block.place
     at = arguments.index("--model")
     flags = [*arguments[1:at], *arguments[at + 2 :]]
-    return ServerProcess(arguments[at + 1], *flags, environ=environ, allow_weight_update=False)
+    return ForkedServer(arguments[at + 1], *flags, environ=environ, allow_weight_update=False)
 
 
 def call_of(block: Block, checkout: Path) -> tuple[list[str], Mapping[str, str]]:

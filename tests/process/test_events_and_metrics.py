@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
 from tests.process.in_process import load, serving
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -103,8 +102,7 @@ async def test_a_watcher_that_leaves_is_forgotten(a: Path) -> None:
 
 
 async def test_resuming_on_the_same_server_and_on_one_that_was_started_again(a: Path) -> None:
-    environ = {"OMP_NUM_THREADS": "1", **UNTRACED}
-    with ServerProcess(a, environ=environ) as server:
+    with ForkedServer(a) as server:
         async with client_of(server.base_url) as client:
             async with events(client) as seen:
                 await anext(seen)
@@ -119,7 +117,7 @@ async def test_resuming_on_the_same_server_and_on_one_that_was_started_again(a: 
                     "state",
                     "resume",
                 ]
-    with ServerProcess(a, environ=environ) as server:
+    with ForkedServer(a) as server:
         async with client_of(server.base_url) as client, events(client, last) as seen:
             await anext(seen)
             _, name, data = await anext(seen)

@@ -12,14 +12,13 @@ import pytest
 from hotswap_disk import DiskStrategy
 
 from hotswap.seams import Stage
-from hotswap.testing.server import ServerProcess
 from hotswap.types import Bucket, Manifest, Placement, Update
 from tests.process.evidence import PROMPTS, Evidence, assert_equal
+from tests.process.forked_server import ForkedServer
 from tests.process.fresh import fresh
 from tests.process.http_client import Streams, client_of
 from tests.process.in_process import load, serving
 from tests.process.served import Served
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -86,7 +85,7 @@ async def test_a28_refused_updates_hold_nothing_either(
 async def test_a28_the_directory_that_the_server_booted_from(a: Path, tmp_path: Path) -> None:
     boot = tmp_path / "boot"
     shutil.copytree(a, boot)
-    with ServerProcess(boot, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(boot) as server:
         async with client_of(server.base_url) as client:
             assert held_of(server.pid, boot) == []
             for crime in CRIMES:

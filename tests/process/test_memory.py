@@ -11,9 +11,9 @@ import torch
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.bad_checkpoints import SECOND_SHARD
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import client_of
 from tests.process.process_memory import AnonPeak, anon_bytes
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +48,7 @@ def size_bytes(directory: Path) -> int:
 @pytest.fixture(params=["staged", "direct"])
 def server(big: list[Path], request: pytest.FixtureRequest) -> Iterator[tuple[str, ServerProcess]]:
     arguments = ("--load-mode", request.param)
-    with ServerProcess(big[0], *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(big[0], *arguments) as process:
         yield request.param, process
 
 

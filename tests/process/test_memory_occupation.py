@@ -13,10 +13,10 @@ import torch
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import Evidence, assert_equal
+from tests.process.forked_server import ForkedServer
 from tests.process.fresh import fresh
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
 from tests.process.process_memory import anon_bytes
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ MIB = 2**20
 @pytest.fixture(scope="module", params=["gr", "sglang"])
 def process(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, ServerProcess]]:
     arguments = ("--dialect", request.param)
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as running:
+    with ForkedServer(a, *arguments) as running:
         yield request.param, running
         assert running.exit_code is None, running.log
         assert "Traceback" not in running.log, running.log
@@ -200,7 +200,7 @@ async def test_the_system_gets_the_memory(tmp_path: Path) -> None:
     )
     weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     assert weights_bytes > 64 * MIB
-    with ServerProcess(directory, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(directory) as server:
         async with client_of(server.base_url) as client:
             first = await client.greedy([[1, 2, 3]], 8)
             for _ in range(2):

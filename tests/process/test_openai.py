@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from hotswap.testing.checkpoints import make_labelled_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -37,8 +37,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def server(labelled: list[Path]) -> Iterator[ServerProcess]:
-    environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_SERVED_MODEL_NAME": "labelled", **UNTRACED}
-    with ServerProcess(labelled[0], environ=environ) as running:
+    environ = {"HOTSWAP_SERVED_MODEL_NAME": "labelled"}
+    with ForkedServer(labelled[0], environ=environ) as running:
         yield running
         assert running.exit_code is None, running.log
         assert "Traceback" not in running.log, running.log

@@ -8,8 +8,8 @@ import pytest
 from schemathesis import GenerationMode
 
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.schema_fuzz import fuzz, operations_of
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 def fuzzed(request: pytest.FixtureRequest, a: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     # Pulls would write wherever the fuzz names an empty place.
     arguments = ("--dialect", getattr(request, "param", "gr"), "--local-root", str(tmp_path))
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(a, *arguments) as server:
         yield server
         assert server.exit_code is None
         assert "Traceback" not in server.log, server.log

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
-from hotswap.testing.server import ServerProcess
 from tests.process.evidence import (
     NEW_TOKENS,
     PROMPTS,
@@ -18,11 +17,11 @@ from tests.process.evidence import (
     assert_equal,
     assert_everything_differs,
 )
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import Client, Streams, client_of
 from tests.process.in_process import load, logits_of, serving
 from tests.process.reference import Reference
 from tests.tiers import mostly_long
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -51,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @asynccontextmanager
 async def server_on(directory: Path) -> AsyncIterator[Client]:
-    with ServerProcess(directory, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(directory) as server:
         async with client_of(server.base_url) as client:
             yield client
         assert server.exit_code is None, server.log

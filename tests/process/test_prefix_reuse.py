@@ -10,10 +10,10 @@ import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import Client, Streams, client_of
 from tests.process.reference import Reference
 from tests.process.update_routes import MODES
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -32,9 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def server(pair: list[Path]) -> Iterator[ServerProcess]:
     arguments = ("--dtype", "float32", "--while-paused", "hold")
-    with ServerProcess(
-        pair[0], *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}
-    ) as process:
+    with ForkedServer(pair[0], *arguments) as process:
         yield process
         assert process.exit_code is None, process.log
 

@@ -21,6 +21,7 @@ import pytest
 
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import PROMPTS
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import Client, Stream, Streams, client_of
 from tests.process.in_process import load, serving
 from tests.process.stream_publisher import publisher
@@ -46,7 +47,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(a: Path, copies: Path) -> Iterator[ServerProcess]:
     """As slime finds it, with one thread for pulls and a place for copies."""
     arguments = ("--dialect", "sglang", "--pull-threads", "1", "--local-root", str(copies))
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *arguments) as process:
         yield process
         assert process.exit_code is None, process.log
         assert "Traceback" not in process.log, process.log

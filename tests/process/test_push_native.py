@@ -21,11 +21,11 @@ from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
 from hotswap.weights.checkpoint import Checkpoint
 from tests.process.evidence import Evidence, assert_equal
+from tests.process.forked_server import ForkedServer
 from tests.process.fresh import fresh
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
 from tests.process.process_memory import AnonPeak, anon_bytes, descriptors
 from tests.process.pushing import environ
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,7 @@ MIB = 2**20
 @pytest.fixture(scope="module", params=["gr", "sglang"])
 def process(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
     flags = ("--dialect", request.param)
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as running:
+    with ForkedServer(a, *flags) as running:
         yield running
         assert running.exit_code is None, running.log
         assert "Traceback" not in running.log, running.log
@@ -154,7 +154,7 @@ async def test_a_body_is_in_memory_once(tmp_path: Path) -> None:
     tensors = tensors_of(second)
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     assert size_bytes > 64 * MIB
-    with ServerProcess(first, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(first) as server:
         async with client_of(server.base_url) as client:
             await client.generate([1, 2, 3], 4)
             for _ in range(2):

@@ -12,8 +12,8 @@ import pytest
 
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import PROMPTS
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, client_of, generate_body
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +25,7 @@ LONG = 4000
 def hold(a: Path) -> Iterator[ServerProcess]:
     """Two requests run at a time; those that meet a closed gate wait."""
     flags = ("--while-paused", "hold", "--max-running-requests", "2")
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as running:
+    with ForkedServer(a, *flags) as running:
         yield running
         assert running.exit_code is None, running.log
         assert "Traceback" not in running.log, running.log
@@ -267,7 +267,7 @@ async def test_each_of_many_requests_has_one_final_reply(
 async def narrow(a: Path) -> AsyncIterator[Client]:
     """One request runs, two wait; whoever meets a closed gate turns back."""
     flags = ("--max-running-requests", "1", "--max-queued-requests", "2")
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *flags) as process:
         async with client_of(process.base_url) as client:
             yield client
             await nothing_is_left(client)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of, generate_body, text_of
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +28,7 @@ def busy(a: Path) -> Iterator[ServerProcess]:
     """A server with small bounds."""
     flags = ["--max-running-requests", "9", "--max-queued-requests", "3"]
     flags += ["--chunked-prefill-size", "64", "--max-total-tokens", "20000"]
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *flags) as process:
         yield process
         assert "Traceback" not in process.log, process.log
 
@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_stops_nobody(client: Client) -> None:
 
 async def test_what_can_never_fit_is_refused(a: Path) -> None:
     flags = ("--max-total-tokens", "256")
-    with ServerProcess(a, *flags, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *flags) as process:
         async with client_of(process.base_url) as client:
             status, reply = await client.post("/generate", **generate_body(prompt(1, 300), 5))
             assert status == 400

@@ -17,6 +17,7 @@ import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
@@ -100,8 +101,7 @@ def test_a_signal_ends_a_stream_with_abort(server: ServerProcess, number: signal
 
 
 def test_half_a_request_does_not_hold_up_the_end(model: Path) -> None:
-    environ = {"OMP_NUM_THREADS": "1", **UNTRACED}
-    with ServerProcess(model, "--graceful-s", "10", environ=environ) as server:
+    with ForkedServer(model, "--graceful-s", "10") as server:
         port = int(server.base_url.rpartition(":")[2])
         with ExitStack() as halves, server.client() as client:
             for sent in HALVES:
@@ -115,9 +115,7 @@ def test_half_a_request_does_not_hold_up_the_end(model: Path) -> None:
 
 
 def test_a_client_that_reads_nothing_is_cut_off(model: Path) -> None:
-    with ServerProcess(
-        model, "--graceful-s", "0.5", environ={"OMP_NUM_THREADS": "1", **UNTRACED}
-    ) as server:
+    with ForkedServer(model, "--graceful-s", "0.5") as server:
         port = int(server.base_url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as deaf, server.client() as client:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -17,9 +17,9 @@ import pytest
 
 from hotswap.testing.checkpoints import make_checkpoint
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
 from tests.tiers import mostly_long
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -110,8 +110,8 @@ def gated(a: Path, gate: Path) -> Iterator[Callable[..., ServerProcess]]:
 
     def make(*arguments: str, traced: bool = False) -> ServerProcess:
         environ = {"OMP_NUM_THREADS": "1", "GATE": str(gate), "PYTHONPATH": os.getcwd()}
-        environ |= {} if traced else UNTRACED
-        return ServerProcess(a, *arguments, program=GATED, environ=environ)
+        start = ServerProcess if traced else ForkedServer
+        return start(a, *arguments, program=GATED, environ=environ)
 
     yield make
     (gate / "open").touch()
@@ -244,7 +244,7 @@ async def test_held_requests_get_503(long: Path, number: signal.Signals) -> None
 
 @pytest.mark.parametrize("paused", [None, "in_place", "retract"])
 async def test_streams_end_with_a_reason(long: Path, paused: str | None) -> None:
-    with ServerProcess(long, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(long) as server:
         async with watching(server.base_url) as (client, watched), Streams(client) as streams:
             running = [streams.start([1, 2, number], 60_000) for number in range(4)]
             for stream in running:
@@ -265,7 +265,7 @@ async def test_streams_end_with_a_reason(long: Path, paused: str | None) -> None
 
 
 async def test_an_openai_stream_ends_with_a_reason_too(long: Path) -> None:
-    with ServerProcess(long, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(long) as server:
         body = {"model": "m", "prompt": "hello", "stream": True, "max_tokens": 60_000}
         async with (
             client_of(server.base_url) as client,
@@ -289,7 +289,7 @@ async def test_an_openai_stream_ends_with_a_reason_too(long: Path) -> None:
 
 
 async def test_a_pause_that_drains_gets_503_and_its_streams_end(long: Path) -> None:
-    with ServerProcess(long, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(long) as server:
         async with watching(server.base_url) as (client, watched), Streams(client) as streams:
             stream = streams.start([1, 2], 60_000)
             await stream.has_tokens(2)
@@ -348,9 +348,7 @@ async def test_results_can_be_fetched_while_the_server_goes_down(long: Path) -> 
 
 
 async def test_results_that_nobody_reads_do_not_keep_the_process(a: Path) -> None:
-    with ServerProcess(
-        a, "--graceful-s", "0.2", environ={"OMP_NUM_THREADS": "1", **UNTRACED}
-    ) as server:
+    with ForkedServer(a, "--graceful-s", "0.2") as server:
         async with client_of(server.base_url) as client:
             await submitted(client, "r", 3)
         os.kill(server.pid, signal.SIGTERM)

@@ -14,8 +14,8 @@ import pytest
 from hotswap.testing.checkpoints import make_labelled_checkpoint
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import PROMPTS
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, Stream, Streams, client_of
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -33,8 +33,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def server(labelled: list[Path]) -> Iterator[ServerProcess]:
     """Serves label 0 at the start; requests that meet a closed gate wait."""
-    environ = {"OMP_NUM_THREADS": "1", **UNTRACED}
-    with ServerProcess(labelled[0], "--while-paused", "hold", environ=environ) as running:
+    with ForkedServer(labelled[0], "--while-paused", "hold") as running:
         yield running
         assert running.exit_code is None, running.log
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hotswap.testing.server import ServerProcess
+from tests.process.forked_server import ForkedServer
 from tests.process.http_client import Client, Streams, client_of
 from tests.process.update_routes import MODES
 from tests.tiers import mostly_long
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -24,7 +24,7 @@ LIMIT_S = 2.0
 @pytest.fixture(scope="module", params=mostly_long(["gr", "sglang"], but=["gr"]))
 def server(request: pytest.FixtureRequest, a: Path) -> Iterator[ServerProcess]:
     arguments = ("--dialect", request.param, "--while-paused", "hold")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as process:
+    with ForkedServer(a, *arguments) as process:
         yield process
         assert process.exit_code is None, process.log
 

@@ -17,9 +17,9 @@ import pytest
 
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import NEW_TOKENS, PROMPTS
+from tests.process.forked_server import ForkedServer
 from tests.process.fresh import fresh
 from tests.process.http_client import Client, Streams, client_of, generate_body
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,7 @@ FLUSHED = (
 def process(request: pytest.FixtureRequest, a: Path) -> Iterator[tuple[str, ServerProcess]]:
     """One server a dialect."""
     arguments = ("--dialect", request.param, "--hold-s", HOLD_S, "--server-info", json.dumps(TOLD))
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as running:
+    with ForkedServer(a, *arguments) as running:
         yield request.param, running
         assert "Traceback" not in running.log, running.log
 
@@ -291,8 +291,7 @@ async def test_a_request_meets_a_pause_as_the_dialect_says(client: Client, diale
 
 async def test_the_version_at_boot(a: Path) -> None:
     for dialect, wanted in (("gr", None), ("sglang", "default")):
-        environ = {"OMP_NUM_THREADS": "1", "HOTSWAP_DIALECT": dialect, **UNTRACED}
-        with ServerProcess(a, environ=environ) as running:
+        with ForkedServer(a, environ={"HOTSWAP_DIALECT": dialect}) as running:
             async with client_of(running.base_url) as client:
                 assert (await client.version())["weight_version"] == wanted
                 reply = await client.generate(PROMPTS[0], 2)
