@@ -36,6 +36,7 @@ from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.listening import ListeningConfig, is_told
 from hotswap.logs import configure_logs, tell_of_server
+from hotswap.loops_at_start import load_loops
 from hotswap.plugin_hooks import with_options
 from hotswap.plugins import (
     EMBEDDED,
@@ -51,6 +52,7 @@ from hotswap.settings import Settings, SettingsError, model_directory
 from hotswap.sparse import Base
 from hotswap.stop_signals import StopSignals, end_for_certain
 from hotswap.types import PauseMode, WeightStamp
+from hotswap.uninterrupted import on_worker_thread
 
 __all__ = ["StartError", "run", "take_port"]
 
@@ -149,6 +151,9 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
                 }
             )
             await rehearse(engine, strategies, model)
+            if settings.allow_weight_update:
+                sizes = [spec.size_bytes for spec in engine.manifest().tensors]
+                await on_worker_thread(load_loops, sizes)
             keep_out_of_collections()
             await _listen(app, controller, settings, taken)
 

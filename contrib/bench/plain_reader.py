@@ -23,11 +23,20 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-__all__ = ["apply_version", "mark"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Bytes",
+    "apply_version",
+    "changes_of",
+    "make_durable",
+    "mark",
+    "spans_of",
+    "tensors_begin",
+]
 
-_BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 2 << 20
 
-_Bytes: TypeAlias = NDArray[np.uint8]
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def apply_version(local: Path, version_dir: Path, *, threads: int) -> None:
@@ -58,56 +67,67 @@ def mark(local: Path, version: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(home / "state.json.tmp", home / "state.json")
-    directory = os.open(home, os.O_RDONLY)
+    make_durable(home)
+
+
+def make_durable(path: Path) -> None:
+    """Return once a file's bytes, or a directory's names, survive a power cut."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)
 
 
 def _apply(maps: list[mmap.mmap], version_dir: Path, names: set[str], threads: int) -> None:
-    tensors = {name: span for mapped in maps for name, span in _spans(memoryview(mapped))}
+    tensors = {name: span for mapped in maps for name, span in spans_of(memoryview(mapped))}
 
     def apply_one(change: tuple[str, memoryview, str]) -> None:
         name, blob, checksum = change
         if _xor(np.frombuffer(tensors[name], np.uint8), blob) != checksum:
             raise RuntimeError(f"tensor {name!r}: wrong checksum")
 
-    changes = [change for name in sorted(names) for change in _changes(version_dir / name)]
+    changes = [change for name in sorted(names) for change in changes_of(version_dir / name)]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(apply_one, changes))
 
 
-def _xor(tensor: _Bytes, blob: memoryview) -> str:
+def _xor(tensor: Bytes, blob: memoryview) -> str:
     """XOR what ``blob`` decompresses to into ``tensor``; the checksum of the result."""
     hasher = xxhash.xxh3_128()
     reader = zstandard.ZstdDecompressor().stream_reader(blob)
-    for at in range(0, len(tensor), _BLOCK_BYTES):
-        piece = tensor[at : at + _BLOCK_BYTES]
+    for at in range(0, len(tensor), BLOCK_BYTES):
+        piece = tensor[at : at + BLOCK_BYTES]
         block = reader.read(len(piece))
         np.bitwise_xor(piece, np.frombuffer(block, np.uint8), out=piece)
         hasher.update(piece.data)
     return hasher.hexdigest()
 
 
-def _changes(path: Path) -> Iterator[tuple[str, memoryview, str]]:
+def changes_of(path: Path) -> Iterator[tuple[str, memoryview, str]]:
     """Name, blob and checksum of each tensor of one file of deltas."""
     content = memoryview(path.read_bytes())
     checksums = _header(content)["__metadata__"]
-    for name, blob in _spans(content):
+    for name, blob in spans_of(content):
         yield name, blob, str(checksums[name])
 
 
-def _spans(content: memoryview) -> Iterator[tuple[str, memoryview]]:
+def spans_of(content: memoryview) -> Iterator[tuple[str, memoryview]]:
     """Every tensor's bytes in a safetensors file."""
-    start = 8 + struct.unpack("<Q", content[:8])[0]
+    start = tensors_begin(content)
     for name, entry in _header(content).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             yield name, content[start + begin : start + end]
 
 
-def _header(content: memoryview) -> Mapping[str, Mapping[str, list[int]]]:
+def tensors_begin(content: memoryview) -> int:
+    """Where the first tensor of a safetensors file is."""
     (length,) = struct.unpack("<Q", content[:8])
-    header: Mapping[str, Mapping[str, list[int]]] = json.loads(bytes(content[8 : 8 + length]))
+    return 8 + int(length)
+
+
+def _header(content: memoryview) -> Mapping[str, Mapping[str, list[int]]]:
+    text = bytes(content[8 : tensors_begin(content)])
+    header: Mapping[str, Mapping[str, list[int]]] = json.loads(text)
     return header

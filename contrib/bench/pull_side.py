@@ -1,7 +1,8 @@
 """A process that pulls, in our way or the plain one, one version for each command.
 
-``python -m contrib.bench.pull_side (hotswap | plain) LOCAL SOURCE BASE THREADS``: puts version 0
-into ``LOCAL`` and says its configuration; a command is ``{"version": N}``.
+``python -m contrib.bench.pull_side SIDE LOCAL SOURCE BASE THREADS``, a side being ``hotswap``,
+``plain`` or ``second_copy``: puts version 0 into ``LOCAL`` and says its configuration; a command is
+``{"version": N}``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import zstandard
 
 from contrib.bench.plain_reader import apply_version, mark
+from contrib.bench.plain_second_copy import copy_base, copy_version
 from hotswap.stream import directory_of, pull
 
 __all__ = ["MODULE"]
@@ -47,6 +49,14 @@ class _Places:
             apply_version(self.local, directory_of(self.source, version), threads=self.threads)
         return {}
 
+    def second_copy(self, version: int) -> _Phases:
+        """As ``plain``, never torn."""
+        if version == 0:
+            copy_base(self.local, self.base)
+        else:
+            copy_version(self.local, directory_of(self.source, version), threads=self.threads)
+        return {}
+
 
 def _serve(run: Callable[[int], _Phases], configuration: Mapping[str, object]) -> None:
     run(0)
@@ -67,4 +77,9 @@ if __name__ == "__main__":
         "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
         "local": local,
     }
-    _serve({"hotswap": places.hotswap, "plain": places.plain}[kind], configuration)
+    runs = {
+        "hotswap": places.hotswap,
+        "plain": places.plain,
+        "second_copy": places.second_copy,
+    }
+    _serve(runs[kind], configuration)

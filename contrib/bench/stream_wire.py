@@ -6,8 +6,9 @@ cache, everything on tmpfs. ``plain`` is numpy alone, ``native`` compiled by num
 * Wire: the blobs of one version, at three shares.
 * Publish: comparing, encoding and hashing, against what publishers of ``xor`` do today: XOR, count,
   zstd level 1, xxh3-128 of the new tensor. Both share the tensors out to threads.
-* Pull: one version into a local checkpoint, against the plain reader of ``xor`` (``pull``), which
-  makes the bytes durable but can leave them torn; and ten versions at once.
+* Pull: one version into a local checkpoint, against the plain reader of ``xor`` that a kill cannot
+  tear either, by a second copy (``pull``); the one that it can tear is shown beside it. And ten
+  versions at once.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ _SIZES: Mapping[str, _Encode] = {"gap": _plain, "xor": _today}
 def _pulls(base: Path, rounds: int) -> _Samples:
     """Each side has a checkpoint and a process of its own; they take turns at who is first."""
     xor, gap = published(base, _SHARE, xor=rounds + 1, gap=max(rounds, _BEHIND) + 1)
-    sides = {"pull.xor": (pull_side.MODULE, "plain", xor)}
+    sides = {"pull.in_place": (pull_side.MODULE, "plain", xor)}
+    sides |= {"pull.xor": (pull_side.MODULE, "second_copy", xor)}
     sides |= {"pull.plain": (stream_wire_side.MODULE, "hotswap", gap)}
     if has_native():
         sides |= {"pull.native": (pull_side.MODULE, "hotswap", gap)}
@@ -203,7 +205,11 @@ def _publish_measures(samples: _Samples) -> list[Measure]:
 
 def _pull_measures(samples: _Samples) -> list[Measure]:
     reader = min(samples["pull.xor"])
-    found = [_seconds("pull: plain reader of xor", samples["pull.xor"])]
+    torn = min(samples["pull.in_place"])
+    found = [
+        _seconds("pull: plain reader of xor, in place", samples["pull.in_place"]),
+        _seconds("pull: plain reader of xor, second copy", samples["pull.xor"]),
+    ]
     one = reader
     for way in ("plain", "native"):
         values = samples.get(f"pull.{way}")
@@ -211,7 +217,8 @@ def _pull_measures(samples: _Samples) -> list[Measure]:
             one = min(values)
             found += [
                 _seconds(f"pull: gap {way}", values),
-                _ratio(f"pull: gap {way} / plain reader", one, reader, 1 / 2.5),
+                _ratio(f"pull: gap {way} / plain reader, in place", one, torn),
+                _ratio(f"pull: gap {way} / plain reader, second copy", one, reader, 1 / 2.5),
             ]
     behind = min(samples["pull.behind"])
     found.append(_ratio(f"pull: {_BEHIND} versions / one", behind, one, 3.5))
@@ -223,7 +230,7 @@ def _seconds(name: str, values: list[float]) -> Measure:
     return Measure(name=name, value=min(values), unit="s", note=note)
 
 
-def _ratio(name: str, ours: float, theirs: float, limit: float) -> Measure:
+def _ratio(name: str, ours: float, theirs: float, limit: float | None = None) -> Measure:
     return Measure(
         name=name,
         value=ours / theirs,

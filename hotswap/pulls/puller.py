@@ -15,6 +15,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +27,11 @@ from anyio import from_thread, to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from hotswap.command_queue import OneAtATime
+from hotswap.niceness import run_when_idle
 from hotswap.plugin_hooks import PreReadHook, with_options
 from hotswap.pre_read import operator_hook, pull_pre_read
 from hotswap.pulls.news import PullNews, outcome_of
+from hotswap.pulls.pace import Pace
 from hotswap.sparse.cache import PATCHES
 from hotswap.stream import OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
 from hotswap.stream.applied import is_applied
@@ -183,13 +187,14 @@ class Puller:
                         written_bytes=0,
                         seconds={},
                     )
-            work = partial(self._blocking, key, self._told_from_threads(news))
-            report = await uninterrupted(to_thread.run_sync(work, limiter=self._limiter))
+            work = partial(self._pull, key, self._told_from_threads(news))
+            _loop.set(asyncio.get_running_loop())
+            report = await uninterrupted(to_thread.run_sync(_yielding, work, limiter=self._limiter))
             self._latest = key, self._newest, report
         await checkpoint_if_cancelled()
         return report
 
-    def _blocking(self, key: _Key, progress: Callable[[Progress], None]) -> PullReport:
+    def _pull(self, key: _Key, progress: Callable[[Progress], None]) -> PullReport:
         base, local = self._recorded(), Path(key.local)
         if self._local_allowed is None:
             _refuse_strangers(local)
@@ -229,10 +234,11 @@ class Puller:
 
     def _told_from_threads(self, news: PullNews) -> Callable[[Progress], None]:
         """What a pull calls: once a second, and at each new phase, the observers hear of it."""
-        loop = asyncio.get_running_loop()
+        loop, pace = asyncio.get_running_loop(), Pace()
         last = [("", 0.0)]
 
         def progress(step: Progress) -> None:
+            pace.rest()
             now, (phase, told) = time.monotonic(), last[0]
             if step.phase == phase and now - told < _TELL_EVERY_S:
                 return
@@ -249,12 +255,25 @@ class Puller:
                 _log.exception("an observer of pulls failed on %s", news.phase)
 
 
+def _yielding(work: Callable[[], PullReport]) -> PullReport:
+    """``work`` on a thread that lets all others go first, as do those that it starts.
+
+    No thread can take that back: it has this one pull and ends.
+    """
+    with ThreadPoolExecutor(1, "hotswap-pull-lead", initializer=run_when_idle) as lead:
+        return lead.submit(copy_context().run, work).result()
+
+
+_loop: ContextVar[asyncio.AbstractEventLoop] = ContextVar("loop")
+"""The event loop that the threads of a pull are of."""
+
+
 def _on_the_loop(work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-    """Run ``work`` on the event loop of this worker thread, and wait for it.
+    """Run ``work`` on the event loop of this worker thread, or pull, and wait for it.
 
     As ``anyio.from_thread.run``, which complains when the server ends meanwhile.
     """
-    loop = from_thread.run_sync(asyncio.get_running_loop)
+    loop = _loop.get(None) or from_thread.run_sync(asyncio.get_running_loop)
     asyncio.run_coroutine_threadsafe(work(*args), loop).result()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrib.bench.plain_reader import apply_version, mark
+from contrib.bench.plain_second_copy import copy_base, copy_version, held
 from contrib.bench.pull_load import longest_gap_s, rate
 from contrib.peers.sources import added_file
 from hotswap.stream import directory_of
@@ -46,6 +47,27 @@ def test_the_plain_reader_refuses_what_it_has_made_wrong(tmp_path: Path) -> None
     stream = Stream(tmp_path, "xor", "xor")
     with pytest.raises(RuntimeError, match="wrong checksum"):
         apply_version(stream.base, directory_of(stream.source, 2), threads=1)
+
+
+def test_the_second_copy_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor", "xor", length=5 * 2**20 + 3, count=2)
+    local = tmp_path / "plain"
+    copy_base(local, stream.base)
+    for version in (1, 2):
+        copy_version(local, directory_of(stream.source, version), threads=2)
+        assert contents_of(held(local)) == stream.at(version)
+        assert sorted(one.name for one in local.iterdir()) == [".weight_sync", held(local).name]
+
+
+def test_the_second_copy_leaves_the_first_when_a_checksum_is_wrong(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor", "xor")
+    local = tmp_path / "plain"
+    copy_base(local, stream.base)
+    with pytest.raises(RuntimeError, match="wrong checksum"):
+        copy_version(local, directory_of(stream.source, 2), threads=1)
+    assert contents_of(held(local)) == stream.at(0)
+    copy_version(local, directory_of(stream.source, 1), threads=1)
+    assert contents_of(held(local)) == stream.at(1)
 
 
 def test_only_tokens_while_pulls_run_are_counted() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from hotswap.errors import Busy
@@ -185,6 +188,20 @@ def blocking(gate: Gate) -> Callable[[Path, int], None]:
         asyncio.run_coroutine_threadsafe(gate(str(source), str(target)), loop).result()
 
     return look
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy for each thread is Linux's")
+async def test_it_lets_all_other_threads_go_first(stream: Stream) -> None:
+    policies = list[int]()
+
+    def look(source: Path, target: int) -> None:
+        policies.append(os.sched_getscheduler(0))
+
+    before = os.sched_getscheduler(0)
+    puller = Puller(puller_of(stream).base, pre_read=look)
+    assert (await bound(puller, stream)(1)).mode == PullMode.SEED
+    assert policies == [os.SCHED_IDLE]
+    assert await anyio.to_thread.run_sync(os.sched_getscheduler, 0) == before
 
 
 # --- where

@@ -1,0 +1,48 @@
+"""Loading what numba compiles before anything is served.
+
+Importing numba and loading a loop takes about a second, most of it with the interpreter's lock
+held. The first pull of a server, or its first sparse commit, would do it beside generation,
+where a decode step then takes several times as long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from hotswap.native import compiled
+from hotswap.sparse.kernel import scatter_words
+from hotswap.stream.gap_layout import GapHead, Sparse
+from hotswap.stream.gap_native import NativeSteps
+from hotswap.stream.xor_native import is_worth_it, xor
+
+__all__ = ["load_loops"]
+
+_log = logging.getLogger("hotswap.serve")
+
+
+def load_loops(tensor_bytes: Iterable[int]) -> bool:
+    """Load every loop, if a model with tensors of ``tensor_bytes`` would use them; whether.
+
+    Blocks: a second, and several when they have to be compiled first.
+    """
+    if not is_worth_it(max(tensor_bytes, default=0)):
+        return False
+    xor(np.zeros(8, np.uint8), np.zeros(8, np.uint8), native=True)
+    for gap_width in (1, 2):
+        NativeSteps(_one_change(gap_width)).apply(np.zeros(8, np.uint8))
+    nothing = np.empty(0, np.int64)
+    compiled(scatter_words)(nothing, np.empty(0, np.uint32), nothing)
+    _log.info("what numba compiles for pulls and sparse commits is loaded")
+    return True
+
+
+def _one_change(gap_width: int) -> Sparse:
+    """The first element of four, of two bytes each."""
+    return Sparse(
+        head=GapHead(width=2, gap_width=gap_width, elements=4, changed=1),
+        symbols=np.zeros(1, f"<u{gap_width}"),
+        planes=(np.ones(1, np.uint8), np.zeros(1, np.uint8)),
+    )
