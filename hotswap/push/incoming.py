@@ -4,20 +4,22 @@ Rules:
 
 * They go by in order, once. At most ``WINDOW_BYTES`` lie here, and as long as they do the
   sender waits: nothing is buffered a second time.
-* A reader never waits for ever: not for a sender that has gone, or that sends nothing for
-  ``stall_s``, and not while the server goes down.
+* A reader never waits for ever: not for a sender that has gone, or that sends nothing or next
+  to nothing for ``stall_s`` (:mod:`hotswap.push.pace`), and not while the server goes down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 from starlette.types import Message, Receive
 
 from hotswap.errors import UpdateRejected
+from hotswap.push.pace import Pace, silent
 
 __all__ = ["WINDOW_BYTES", "Incoming"]
 
@@ -41,7 +43,8 @@ class Incoming:
         self._closed = closed
         self._chunks: deque[memoryview] = deque()
         self._held_bytes = 0
-        self._arrived = 0
+        self._arrived = self._paced = 0
+        self._pace = Pace(stall_s=stall_s)
         self._target: memoryview | None = None
         self._whole = False
         self._broken: str | None = None
@@ -83,7 +86,7 @@ class Incoming:
                         body, more = message.get("body", b""), message.get("more_body", False)
                         self._take(body, more=more)
         except TimeoutError:
-            raise UpdateRejected(self._stalled()) from None
+            raise UpdateRejected(silent(self._stall_s)) from None
         taken = bytearray(min(count, self._held_bytes))
         with self._news:
             self._copy_held(memoryview(taken))
@@ -145,7 +148,6 @@ class Incoming:
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Return once ``done``; under the lock. Raises: OSError."""
-        waited, seen = 0.0, self._arrived
         while not done():
             if self._broken is not None:
                 raise OSError(f"the body ends early: {self._broken}")
@@ -153,14 +155,15 @@ class Incoming:
                 raise OSError("the body ends early: it has fewer bytes than its header says")
             if self._closed():
                 raise OSError("the server is shutting down")
-            if waited >= self._stall_s:
-                raise OSError(self._stalled())
-            if not self._news.wait(_LOOK_S):
-                waited = waited + _LOOK_S if self._arrived == seen else 0.0
-                seen = self._arrived
-
-    def _stalled(self) -> str:
-        return f"the sender has sent nothing for {self._stall_s:g} s; send the whole body"
+            if (fault := self._pace.fault) is not None:
+                raise OSError(fault)
+            self._pace.came(self._arrived - self._paced)
+            began, seen = time.monotonic(), self._arrived
+            self._news.wait(_LOOK_S)
+            # A machine that has no time for this thread is not the sender's fault.
+            waited_s = min(time.monotonic() - began, _LOOK_S)
+            self._pace.waited(waited_s, came_bytes=self._arrived - seen)
+            self._paced = self._arrived
 
     def _copy_held(self, out: memoryview) -> int:
         """Fill ``out`` as far as bytes are held; how far that was. Under the lock."""

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
 
+from hotswap.attempt import Phase, UpdateNews
 from hotswap.controller import Controller
 from hotswap.http import create_app
 from hotswap.plugins import Plugins
@@ -201,3 +202,45 @@ async def test_it_is_for_those_who_may_update() -> None:
     server = Server(allow_weight_update=False)
     async with server.rig.controller, server.http:
         assert (await server.body(fake_weights(2.0)))[0] == 403
+
+
+async def test_a_body_that_trickles_in_ends_and_others_are_told_to_retry() -> None:
+    """It holds the turn of those that take host memory; a byte now and then does not keep it."""
+    server = Server()
+    server.rig.controller = Controller(server.rig.engine, strategies={}, queue_wait_s=0.01)
+    server.app = create_app(
+        server.rig.controller,
+        server.rig.engine,
+        Settings(allow_weight_update=True, model="A"),
+        plugins=Plugins(strategies={}),
+    )
+    server.app.state.served.stall_s = 0.5
+    server.http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(server.app), base_url="http://hotswap.test"
+    )
+    whole = b"".join(SafetensorsBody(fake_weights(2.0).items()))
+    staging = asyncio.Event()
+
+    def note(news: UpdateNews) -> None:
+        if news.phase is Phase.STAGING:
+            staging.set()
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield whole[:-40]
+        for byte in whole[-40:]:
+            await asyncio.sleep(0.05)
+            yield bytes([byte])
+
+    server.rig.controller.observe_updates(note)
+    async with server.rig.controller, server.http, asyncio.TaskGroup() as group:
+        slow = group.create_task(server.http.post(PUSH, content=trickle(), headers=BYTES))
+        await staging.wait()
+        status, reply = await server.body(fake_weights(3.0))
+        assert (status, reply["error"]["retryable"]) == (409, True)
+        assert "another one is still being staged" in reply["message"]
+        answered = await slow
+        assert answered.status_code == 400
+        assert "others wait for their turn" in answered.json()["message"]
+        assert server.rig.engine.values() == {0.0}
+        assert (await server.body(fake_weights(3.0)))[0] == 200
+        assert server.rig.engine.values() == {3.0}

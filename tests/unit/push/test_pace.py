@@ -37,8 +37,9 @@ def test_pauses_add_up_as_long_as_little_comes_between_them() -> None:
     assert pace.fault is not None
 
 
-def test_time_in_which_nobody_waits_does_not_count() -> None:
+def test_what_comes_while_nobody_waits_counts_and_the_time_does_not() -> None:
     pace = Pace(stall_s=60.0)
     for _ in range(1000):
-        pace.waited(0.0, came_bytes=1)
-    assert pace.fault is None
+        pace.waited(59.0, came_bytes=1)
+        pace.came(LEAST_BYTES)
+        assert pace.fault is None

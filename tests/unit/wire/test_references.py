@@ -29,7 +29,6 @@ from hotswap.wire.sent import COUNTERS
 from tests.unit.wire.senders import LOCAL_MODULES, PROTOCOLS, forking, local_class, standing
 
 X = torch.arange(12, dtype=torch.float32)
-SHARE = "_share_filename_cpu_"  # torch gives it no types
 OWN = f"torch_{os.getpid()}_17_0"
 
 
@@ -44,7 +43,7 @@ def users_of(path: Path) -> int:
 
 
 def segment_of(tensor: torch.Tensor) -> Path:
-    _, name, _ = getattr(tensor.untyped_storage(), SHARE)()
+    _, name, _ = tensor.untyped_storage()._share_filename_cpu_()
     return Path("/dev/shm") / bytes(name).decode().removeprefix("/")
 
 
@@ -61,8 +60,12 @@ def test_the_last_one_is_the_owners(tmp_path: Path, users: int, back: int, left:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
 def test_what_is_no_segment_is_left_alone(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / OWN, a_segment(tmp_path, users=3, name="other")
-    {"fifo": lambda: os.mkfifo(path), "directory": path.mkdir,
-     "link": lambda: path.symlink_to(target)}[kind]()  # fmt: skip
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
     give_back({OWN: 1}, directory=tmp_path)
     assert path.lstat()
     assert users_of(target) == 3
