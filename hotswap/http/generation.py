@@ -36,10 +36,10 @@ class Generate:
         """Answer one request, of one prompt or of many."""
         request = Request(scope, receive)
         serving = served(request)
+        generator_of(serving)  # first: whatever the body is, there is no such route here
         limit_bytes = serving.settings.max_http_request_bytes
         values = await named_values(request, limit_bytes=limit_bytes)
         body = converted(values, GenerateBody)
-        generator_of(serving)
         batch = expanded(body, temperature=serving.dialect.temperature)
         ignored = ignored_names(values, GenerateBody, inner=INNER_BODIES)
         with ExitStack() as stack:

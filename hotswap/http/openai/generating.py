@@ -100,6 +100,9 @@ class Generating(Generic[B]):
         """Answer one request. Raises: RequestError, CommandError before the reply begins."""
         request = Request(scope, receive)
         serving = served(request)
+        # First: whatever the body is, there is no such route here.
+        if not isinstance(serving.engine, Generator):
+            raise NotFound("this server's engine does not generate over HTTP")
         limit_bytes = serving.settings.max_http_request_bytes
         values = await named_values(request, limit_bytes=limit_bytes)
         body = converted(values, self.body)
@@ -110,8 +113,6 @@ class Generating(Generic[B]):
             raise ParameterRefused(
                 "n", f"{count} choices in one request, wanted at most {MAX_CHOICES}; send several"
             )
-        if not isinstance(serving.engine, Generator):
-            raise NotFound("this server's engine does not generate over HTTP")
         kitchen = Kitchen(serving=serving, engine=serving.engine, at_start=at_start(request))
         whole_id = body.rid or f"{self._names.prefix}-{uuid.uuid4().hex}"
         with ExitStack() as stack:

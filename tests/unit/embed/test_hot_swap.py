@@ -267,6 +267,17 @@ async def test_mounted_under_a_prefix_with_its_lifespan(b: str) -> None:
     assert not swap.gate.closed
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"prompt": "x", "stream": true}'])
+async def test_routes_that_generate_are_not_there_whatever_is_sent(path: str, body: bytes) -> None:
+    swap = HotSwap(filled(1.0))
+    transport = httpx.ASGITransport(swap.app)
+    async with swap, httpx.AsyncClient(transport=transport, base_url="http://embed.test") as client:
+        reply = await client.post(path, content=body)
+    assert reply.status_code == 404
+    assert "does not generate over HTTP" in reply.text
+
+
 async def test_without_leave_the_app_shows_and_changes_nothing(b: str) -> None:
     swap = HotSwap(filled(1.0))
     transport = httpx.ASGITransport(swap.app)
