@@ -171,6 +171,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     errors.WeightsNotWhole: Wire(status=503, code="weights_not_whole"),
     errors.UpdateRejected: Wire(status=400, code="validation_error"),
     stream_errors.SourceNotReady: Wire(status=409, code="source_not_ready"),
+    stream_errors.SourceUnusable: Wire(status=400, code="source_unusable"),
     stream_errors.VersionMissing: Wire(status=409, code="version_missing"),
     stream_errors.VersionMalformed: Wire(status=400, code="version_malformed"),
     stream_errors.DeltaDamaged: Wire(status=400, code="delta_damaged"),

@@ -6,6 +6,7 @@ import os
 
 from hotswap.errors import UpdateRejected
 from hotswap.stream.look import FirstLook
+from hotswap.stream.place import real_name
 from hotswap.stream.places import Places
 from hotswap.stream.source import Source
 from hotswap.stream.state import Reserved, State, parsed, read_text
@@ -35,7 +36,7 @@ def is_applied(
         return False
     if base_digest not in (None, state.base_digest):
         return False
-    if target and state.checkpoint_source_dir != os.path.realpath(places.source):
+    if target and state.checkpoint_source_dir != real_name(places.source):
         return False
     if not target or not looks:
         return True

@@ -11,7 +11,7 @@ from hotswap.stream.errors import SourceNotReady, VersionMalformed
 from hotswap.stream.header import Header, Span, header_room, parse_header
 from hotswap.stream.layout import DeltaIndex, is_number
 from hotswap.stream.source_file import header_text, read_whole
-from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 
 __all__ = ["Blob", "Delta", "locate_deltas", "read_deltas"]
 
@@ -47,7 +47,7 @@ class Blob:
     span: Span
     checksum: str
 
-    def read(self, folder: Folder) -> Delta:
+    def read(self, folder: AnyFolder) -> Delta:
         """The delta. Raises: UpdateRejected when the file is gone, OSError."""
         whole = bytearray(self.span.length)
         with folder.open_file(self.file) as file:
@@ -56,7 +56,7 @@ class Blob:
 
 
 def locate_deltas(
-    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
+    folder: AnyFolder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
 ) -> Mapping[str, Blob]:
     """As ``read_deltas``, but of headers alone. Raises: SourceNotReady, VersionMalformed."""
     blobs = dict[str, Blob]()
@@ -75,7 +75,7 @@ def locate_deltas(
 
 
 def read_deltas(
-    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
+    folder: AnyFolder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False
 ) -> Mapping[str, Delta]:
     """Every tensor that the version changes, by name; reads only files that the index names.
 
@@ -98,7 +98,7 @@ def read_deltas(
 
 
 def _by_file(
-    folder: Folder, index: DeltaIndex, lengths: Mapping[str, int]
+    folder: AnyFolder, index: DeltaIndex, lengths: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Each file that the index names, and the lengths of the tensors that it has to be about."""
     unknown = sorted(index.file_of.keys() - lengths.keys())

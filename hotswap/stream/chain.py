@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import OutsideRoots, SourceNotReady, StreamError, VersionMissing
-from hotswap.stream.layout import DeltaIndex, directory_of, read_index
+from hotswap.stream.layout import DeltaIndex, directory_of, is_visible, read_index
+from hotswap.stream.objects import ObjectFolder, Objects
+from hotswap.stream.place import Place
 from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 from hotswap.weights.roots import Allowed
 
 __all__ = ["Chain", "OpenVersion", "open_version", "resolve"]
 
-OpenVersion: TypeAlias = Callable[[int], Folder]
+OpenVersion: TypeAlias = Callable[[int], AnyFolder]
 """The pinned directory of a version. Raises: SourceNotReady when it is not there."""
 
 
@@ -37,12 +39,19 @@ class Chain:
         return self.deltas[-1].version if self.deltas else self.start
 
 
-def open_version(source: Path, version: int, allowed: Allowed | None) -> Folder:
+def open_version(source: Place, version: int, allowed: Allowed | None) -> AnyFolder:
     """Pin the directory of ``version``, once the source's own listing has it.
 
     A network filesystem may remember for a minute that a name was not there; it is a listing
-    that refreshes it. Raises: SourceNotReady, OutsideRoots.
+    that refreshes it. An object store lists late, and is asked for the version itself.
+    Raises: SourceNotReady, SourceUnusable, OutsideRoots.
     """
+    if isinstance(source, Objects):
+        place = directory_of(source, version)
+        folder = ObjectFolder(place)
+        if not is_visible(folder):
+            raise _not_there(place, version)
+        return folder
     directory = directory_of(source, version)
     try:
         if directory.name not in os.listdir(source):
@@ -60,7 +69,7 @@ def open_version(source: Path, version: int, allowed: Allowed | None) -> Folder:
         raise _not_there(directory, version) from error
 
 
-def _not_there(directory: Path, version: int) -> SourceNotReady:
+def _not_there(directory: Place, version: int) -> SourceNotReady:
     return SourceNotReady(
         f"{directory}: version {version} is not there (yet); pull again once it is published"
     )

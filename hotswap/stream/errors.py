@@ -22,6 +22,7 @@ __all__ = [
     "OutsideRoots",
     "PullPending",
     "SourceNotReady",
+    "SourceUnusable",
     "StreamError",
     "UnknownEncoding",
     "VersionMalformed",
@@ -50,6 +51,10 @@ class SourceNotReady(StreamError):
     """A version is not, or not yet wholly, visible at the source."""
 
     retryable = True
+
+
+class SourceUnusable(StreamError):
+    """An object store cannot be used as it is: its extra, credentials or bucket are missing."""
 
 
 class VersionMissing(StreamError):

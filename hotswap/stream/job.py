@@ -13,6 +13,7 @@ from hotswap.stream.chain import Chain
 from hotswap.stream.errors import BaseChanged, SourceNotReady
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.look import FirstLook
+from hotswap.stream.place import real_name
 from hotswap.stream.places import Places
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.source import Source
@@ -44,7 +45,7 @@ class Job:
     @property
     def source_path(self) -> str:
         """The source as states name it."""
-        return os.path.realpath(self.places.source)
+        return real_name(self.places.source)
 
     def opened_base(self) -> StoredTensors:
         """The base, open. Raises: BaseChanged when it is gone, or not the one that was recorded."""

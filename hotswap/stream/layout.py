@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 from hotswap.stream.checksums import CHECKSUMS
 from hotswap.stream.encodings import Encoding, encoding_named
@@ -28,8 +29,10 @@ from hotswap.stream.errors import (
     raised_as,
 )
 from hotswap.stream.header import MAX_HEADER_BYTES, header_room
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place, place_of
 from hotswap.stream.source_file import read_text
-from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 from hotswap.weights.strict_json import parse_object
 
 __all__ = [
@@ -38,15 +41,20 @@ __all__ = [
     "DeltaIndex",
     "directory_of",
     "is_number",
+    "is_visible",
     "published_versions",
     "read_index",
     "spelled",
+    "version_named",
 ]
 
 INDEX = "model.safetensors.index.json"
 
 MAX_VERSION = 10**18 - 1
 """What an index can spell."""
+
+_SHOWN_BY = (INDEX, "model.safetensors")
+"""Put whole and last: without one of them there may be more to come."""
 
 _DIRECTORY = re.compile(r"weight_v(\d{6,})")
 _NUMBER = re.compile(r"\d{1,18}")
@@ -81,25 +89,58 @@ def is_number(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and _NUMBER.fullmatch(text) is not None
 
 
-def directory_of(source: Path, version: int) -> Path:
+@overload
+def directory_of(source: Path, version: int) -> Path: ...
+@overload
+def directory_of(source: Objects, version: int) -> Objects: ...
+def directory_of(source: Place, version: int) -> Place:
     """Where ``version`` is published."""
     return source / f"weight_v{spelled(version)}"
 
 
-def published_versions(source: Path) -> tuple[int, ...]:
-    """The numbers of every version directory, whole or not, ascending. Raises: SourceNotReady."""
-    try:
-        names = os.listdir(source)
-    except OSError as error:
-        raise SourceNotReady(
-            f"{source}: cannot be listed ({error.strerror}); pull again once it is there"
-        ) from error
-    numbers = (int(match[1]) for match in map(_DIRECTORY.fullmatch, names) if match)
-    return tuple(sorted(n for n in numbers if n and directory_of(source, n).name in names))
+def published_versions(source: str | Path | Objects) -> tuple[int, ...]:
+    """The numbers of every version directory, whole or not, ascending; in an object store of
+    those that are visible.
+
+    Raises: SourceNotReady, SourceUnusable.
+    """
+    source = place_of(source)
+    names: Collection[str]
+    if isinstance(source, Objects):
+        names = _visible(source.names())
+    else:
+        try:
+            names = os.listdir(source)
+        except OSError as error:
+            raise SourceNotReady(
+                f"{source}: cannot be listed ({error.strerror}); pull again once it is there"
+            ) from error
+    return tuple(sorted(number for number in map(version_named, names) if number is not None))
+
+
+def version_named(directory: str) -> int | None:
+    """The version whose directory has that name; None for another directory's, and version 0."""
+    match = _DIRECTORY.fullmatch(directory)
+    number = int(match[1]) if match else 0
+    return number if number and directory == f"weight_v{spelled(number)}" else None
+
+
+def is_visible(version: AnyFolder) -> bool:
+    """Whether an object store's ``version`` is there: with its index, or as one whole file.
+
+    Directories show more, and what they show is judged by what is in them. Raises: StreamError.
+    """
+    return any(version.has(name) for name in _SHOWN_BY)
+
+
+def _visible(objects: Collection[str]) -> frozenset[str]:
+    """The directories of ``directory/name`` that hold a version."""
+    parted = (path.partition("/") for path in objects)
+    return frozenset(directory for directory, _, name in parted if name in _SHOWN_BY)
 
 
 def read_index(
-    folder: Folder, *, version: int | None, names: Collection[str] | None
+    folder: AnyFolder, *, version: int | None, names: Collection[str] | None
 ) -> DeltaIndex | None:
     """The index of a delta; None for a full version.
 
@@ -109,8 +150,8 @@ def read_index(
     Raises: SourceNotReady, VersionMalformed, UnknownEncoding, OutOfOrder.
     """
     with raised_as(SourceNotReady):
-        names_there = folder.names()
-    if INDEX not in names_there:
+        is_there = folder.has(INDEX)
+    if not is_there:
         return None
     source = f"{folder.path}: {INDEX}"
     room = MAX_HEADER_BYTES if names is None else header_room(names)

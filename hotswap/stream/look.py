@@ -7,16 +7,18 @@ one host that wait for each other make one such call, and not one each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hotswap.errors import HotswapError
 from hotswap.stream.errors import SourceNotReady
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place
 
 __all__ = ["FirstLook", "PreRead"]
 
-PreRead: TypeAlias = Callable[[Path, int], None]
-"""Called with the source and the target version, on the pull's thread; raising fails the pull.
+PreRead: TypeAlias = Callable[[Any, int], None]
+"""Called with the source (a ``Path``, or a URL as text) and the target version, on the pull's
+thread; raising fails the pull.
 
 It brings its own time limit.
 """
@@ -25,7 +27,7 @@ It brings its own time limit.
 class FirstLook:
     """Calls ``pre_read`` before the first look; what it raises, every later look raises."""
 
-    def __init__(self, pre_read: PreRead | None, source: Path, target: int) -> None:
+    def __init__(self, pre_read: PreRead | None, source: Place, target: int) -> None:
         self._pre_read = pre_read
         self._source = source
         self._target = target
@@ -44,7 +46,10 @@ class FirstLook:
         pre_read, self._pre_read = self._pre_read, None
         if pre_read is not None:
             try:
-                pre_read(self._source, self._target)
+                pre_read(
+                    str(self._source) if isinstance(self._source, Objects) else self._source,
+                    self._target,
+                )
             except Exception as error:
                 # A pull that could not look must not take the source for an empty one.
                 self._failure = _explained(error, self._source)
@@ -53,7 +58,7 @@ class FirstLook:
             raise self._failure
 
 
-def _explained(error: Exception, source: Path) -> SourceNotReady:
+def _explained(error: Exception, source: Place) -> SourceNotReady:
     said = str(error) if isinstance(error, HotswapError) else f"{type(error).__name__}: {error}"
     return SourceNotReady(
         f"{source}: was not looked at, because its pre-read failed ({said}); see to what it "

@@ -9,12 +9,12 @@ from pathlib import Path
 from hotswap.sparse.origin import Base, FileMark, Origin
 from hotswap.stream.layout import INDEX
 from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
-from hotswap.weights.folder import OpenFile
+from hotswap.weights.readable import AnyFile
 
 __all__ = ["origin_of"]
 
 
-def origin_of(directory: Path, files: Iterable[OpenFile]) -> Origin | None:
+def origin_of(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
     """What ``directory`` holds, whose files of weights are open as ``files``.
 
     None for one that no pull wrote, or of which that cannot be told. Only while its lock is held.
@@ -25,7 +25,7 @@ def origin_of(directory: Path, files: Iterable[OpenFile]) -> Origin | None:
         return None
 
 
-def _origin(directory: Path, files: Iterable[OpenFile]) -> Origin | None:
+def _origin(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
     paths = Reserved(directory)
     text = read_text(paths.state)
     state, digest = parsed(text), digest_of(text)

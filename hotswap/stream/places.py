@@ -8,8 +8,10 @@ from pathlib import Path
 
 from hotswap.stream.errors import OutsideRoots, StreamError
 from hotswap.stream.layout import MAX_VERSION
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place
 from hotswap.stream.state import Reserved
-from hotswap.weights.roots import Allowed
+from hotswap.weights.roots import Allowed, Roots
 
 __all__ = ["Places"]
 
@@ -19,11 +21,11 @@ class Places:
     """The directories of one pull, and who says that they may be used.
 
     ``base`` is the checkpoint that the server was started with. ``*_allowed`` decide on
-    real paths; None allows everything.
+    real paths, and ``Roots`` on URLs; None allows everything.
     """
 
     local: Path
-    source: Path
+    source: Place
     base: Path
     local_allowed: Allowed | None = None
     source_allowed: Allowed | None = None
@@ -55,8 +57,20 @@ class Places:
     def check_source(self, target: int) -> None:
         """``check`` of the source; that of version 0 is the base, and no other is looked at."""
         if target:
+            if isinstance(self.source, Objects):
+                self._check_url(self.source)
+                return
             self._check_allowed("source_dir", self.source, self.source_allowed)
             self._check_apart(_real(self.local), "source_dir", self.source)
+
+    def _check_url(self, source: Objects) -> None:
+        allowed = self.source_allowed
+        if allowed is None or (isinstance(allowed, Roots) and allowed.allow_url(source.url)):
+            return
+        raise OutsideRoots(
+            f"source_dir {source} is not below a URL of the roots ({allowed}); choose one that is, "
+            f"or start the server with --source-root {source}"
+        )
 
     def _check_allowed(self, what: str, path: Path, allowed: Allowed | None) -> None:
         if allowed is not None and not allowed(_real(path)):

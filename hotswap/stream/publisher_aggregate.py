@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,10 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import encode
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, spelled
+from hotswap.stream.object_upkeep import ObjectAggregate
+from hotswap.stream.objects import Objects
 from hotswap.stream.parallel import run_all
+from hotswap.stream.place import Place
 from hotswap.stream.publisher_diff import Made
 from hotswap.stream.publisher_files import Blob, blob_file_parts, weight_map_of
 from hotswap.stream.publisher_index import delta_index
@@ -32,7 +35,7 @@ __all__ = ["write_aggregate"]
 
 
 def write_aggregate(
-    source: Path,
+    source: Place,
     version: int,
     *,
     base_dir: Path,
@@ -46,23 +49,26 @@ def write_aggregate(
     ``tensors``: this rank's part of the whole checkpoint. Raises: StreamError, OSError; readers
     do without an aggregate then.
     """
-    directory = source / DIRECTORY
+    home = _home_of(source, disk)
 
     def begin() -> list[Blob]:
         blobs = _blobs(base_dir, tensors(), made)
         if ranks.rank == 0:
-            disk.make_directory(directory)
-            disk.unlink(directory / INDEX)
+            home.begin()
         return blobs
 
-    blobs, names = agreed(ranks, begin, told=lambda found: {"names": [blob.name for blob in found]})
-    files = [one["names"] for one in names if one["names"]]
-    weight_map = weight_map_of(files, first=0)
+    blobs, said = agreed(
+        ranks,
+        begin,
+        told=lambda found: {"names": [blob.name for blob in found], "mark": home.mark},
+    )
+    files = [one["names"] for one in said if one["names"]]
+    weight_map = weight_map_of(files, first=0, mark=said[0]["mark"])
 
     def write() -> None:
         if blobs:
             content = b"".join(blob_file_parts(blobs, stamp=spelled(version)))
-            write_durably(disk, directory / weight_map[blobs[0].name], content)
+            home.write(weight_map[blobs[0].name], content)
 
     agreed(ranks, write, told=lambda _: {})
     index = delta_index(
@@ -75,11 +81,37 @@ def write_aggregate(
 
     def finish() -> None:
         if ranks.rank == 0:
-            write_durably(disk, directory / INDEX, json.dumps(index).encode())
-            for name in set(os.listdir(directory)) - {INDEX, *weight_map.values()}:
-                disk.unlink(directory / name)
+            home.finish(json.dumps(index).encode(), set(weight_map.values()))
 
     agreed(ranks, finish, told=lambda _: {})
+
+
+class _Home:
+    """``aggregate/`` in a directory."""
+
+    mark: str = ""
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        self._directory = directory
+        self._disk = disk
+
+    def begin(self) -> None:
+        self._disk.make_directory(self._directory)
+        self._disk.unlink(self._directory / INDEX)
+
+    def write(self, name: str, content: bytes) -> None:
+        write_durably(self._disk, self._directory / name, content)
+
+    def finish(self, index: bytes, names: Collection[str]) -> None:
+        self.write(INDEX, index)
+        for name in set(os.listdir(self._directory)) - {INDEX, *names}:
+            self._disk.unlink(self._directory / name)
+
+
+def _home_of(source: Place, disk: Disk) -> _Home | ObjectAggregate:
+    if isinstance(source, Objects):
+        return ObjectAggregate(source / DIRECTORY)
+    return _Home(source / DIRECTORY, disk)
 
 
 def _blobs(base_dir: Path, tensors: Sequence[HostTensor], made: Made) -> list[Blob]:

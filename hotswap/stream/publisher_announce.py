@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["announce"]
 
 
-def announce(hooks: Sequence[PostWrite], directory: Path, version: int) -> None:
+def announce(hooks: Sequence[PostWrite], directory: Path | str, version: int) -> None:
     """Run ``hooks`` on a written version. Raises: as ``run_post_write``."""
     if not hooks:
         return

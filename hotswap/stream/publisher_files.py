@@ -11,15 +11,27 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import StreamError
 from hotswap.stream.frames import Bytes
 from hotswap.stream.header import LENGTH_BYTES
-from hotswap.stream.layout import INDEX, directory_of
+from hotswap.stream.layout import INDEX, directory_of, published_versions
+from hotswap.stream.object_draft import ObjectDraft
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place
 from hotswap.stream.publisher_tensors import HostTensor
 
-__all__ = ["Blob", "Draft", "blob_file_parts", "full_file_parts", "weight_map_of"]
+__all__ = [
+    "AnyDraft",
+    "Blob",
+    "Draft",
+    "blob_file_parts",
+    "draft_of",
+    "full_file_parts",
+    "weight_map_of",
+]
 
 _WRITE_BYTES = 16 * 2**20
 
@@ -36,13 +48,30 @@ class Blob:
 class Draft:
     """The directory of ``version``, hidden until ``publish``."""
 
+    file_bytes: int = 4 * 2**30
+    """How long a file of whole tensors is at most, but for one that is longer."""
+
+    mark: str = ""
+    """What the names of its files end with."""
+
     def __init__(self, source: Path, version: int, disk: Disk) -> None:
+        self.version: int = version
+        self._source = source
         self.directory: Path = directory_of(source, version)
         self.hidden: Path = source / f".{self.directory.name}.tmp"
         self._disk = disk
 
     def __repr__(self) -> str:
         return f"<Draft {self.hidden}>"
+
+    @property
+    def where(self) -> Path:
+        """The version's directory."""
+        return self.directory
+
+    def is_visible(self) -> bool:
+        """Whether the version is there, and the last one; nobody else publishes meanwhile."""
+        return max(published_versions(self._source), default=0) == self.version
 
     def begin(self) -> None:
         """Create the hidden directory, empty. Raises: StreamError when the version is there."""
@@ -86,11 +115,22 @@ class Draft:
             )
 
 
-def weight_map_of(files: Sequence[Sequence[str]], *, first: int) -> dict[str, str]:
+AnyDraft: TypeAlias = Draft | ObjectDraft
+"""A version that is being written. ``mark`` is rank 0's on every rank."""
+
+
+def draft_of(source: Place, version: int, disk: Disk) -> AnyDraft:
+    """What ``version`` is written with, in a directory or an object store."""
+    if isinstance(source, Objects):
+        return ObjectDraft(source, version)
+    return Draft(source, version, disk)
+
+
+def weight_map_of(files: Sequence[Sequence[str]], *, first: int, mark: str = "") -> dict[str, str]:
     """Tensor name -> file, for the names in each of ``files``, numbered from ``first`` on."""
     total = len(files)
     return {
-        name: f"model-{number:05d}-of-{total:05d}.safetensors"
+        name: f"model-{number:05d}-of-{total:05d}{mark}.safetensors"
         for number, names in enumerate(files, first)
         for name in names
     }

@@ -13,6 +13,9 @@ from pathlib import Path
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import directory_of, published_versions
+from hotswap.stream.object_upkeep import remove_versions
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import place_of
 from hotswap.stream.publisher_snapshot import any_names
 from hotswap.stream.source import Source
 
@@ -29,7 +32,9 @@ class Pruned:
     kept: tuple[int, ...]
 
 
-def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None = None) -> Pruned:
+def prune(
+    source: str | Path | Objects, *, keep: int, dry_run: bool = False, disk: Disk | None = None
+) -> Pruned:
     """Remove what none of the newest ``keep`` versions needs; ``dry_run``: only say what.
 
     A version disappears as a whole, and one that was half removed before is removed now.
@@ -38,7 +43,7 @@ def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None =
     """
     if keep < 1:
         raise StreamError(f"keep is {keep}, wanted 1 or more versions")
-    source, disk = Path(source), disk or LocalDisk()
+    source, disk = place_of(source), disk or LocalDisk()
     versions = published_versions(source)
     needed, stream = set[int](), Source(source, names=any_names(), allowed=None)
     for version in versions[-keep:]:
@@ -48,7 +53,11 @@ def prune(source: Path, *, keep: int, dry_run: bool = False, disk: Disk | None =
             stream.full(chain.start).close()
         needed |= {chain.start, *(index.version for index in chain.deltas)}
     removed = tuple(version for version in versions if version not in needed)
-    if not dry_run:
+    if dry_run:
+        pass
+    elif isinstance(source, Objects):
+        remove_versions(source, removed, before=min(needed, default=0))
+    else:
         for version in removed:
             _remove(directory_of(source, version), disk)
         for leftover in source.glob(f"{_MARK}*"):

@@ -16,6 +16,8 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import published_versions
 from hotswap.stream.lock import exclusive
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place
 from hotswap.stream.state import Reserved, write_durably
 from hotswap.stream.stored import StoredTensors
 
@@ -35,12 +37,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     base_digest: str | None = None
 
 
-def open_run(source: Path, name: str, *, base_dir: Path | None, disk: Disk, held: ExitStack) -> int:
+def open_run(
+    source: Place, name: str, *, base_dir: Path | None, disk: Disk, held: ExitStack
+) -> int:
     """Begin or go on with the run ``name``; the last version that was published, 0 for none.
 
-    Keeps the source for this process until ``held`` is closed. Raises: StreamError when
+    Keeps the source for this process until ``held`` is closed; an object store has no locks, and
+    there it is the number of each version that only one publisher gets. Raises: StreamError when
     another publisher is at work, or the source is another run's; OSError.
     """
+    if isinstance(source, Objects):
+        return _open_objects(source, Run(name=name, base_digest=_base_digest(base_dir)))
     home = source / HOME
     disk.make_directory(Reserved(home).home)
     try:
@@ -54,11 +61,7 @@ def open_run(source: Path, name: str, *, base_dir: Path | None, disk: Disk, held
     versions = published_versions(source)
     known = _known(home / "run.json")
     if known is None:
-        if versions:
-            raise StreamError(
-                f"{source}: holds version {versions[-1]}, and nothing says which run wrote it; "
-                "publish to an empty directory"
-            )
+        _check_empty(source, versions)
         write_durably(disk, home / "run.json", msgspec.json.encode(run))
     else:
         _check_same(source, known, run, versions)
@@ -66,16 +69,46 @@ def open_run(source: Path, name: str, *, base_dir: Path | None, disk: Disk, held
     return versions[-1] if versions else 0
 
 
+def _open_objects(source: Objects, run: Run) -> int:
+    place = source / HOME / "run.json"
+    versions = published_versions(source)
+    text = place.content()
+    if text is None:
+        _check_empty(source, versions)
+        try:
+            place.store.put(place.url, msgspec.json.encode(run), new=True)
+        except FileExistsError:
+            text = place.content()
+    if text is not None:
+        _check_same(source, _decoded(text, place), run, versions)
+    return versions[-1] if versions else 0
+
+
 def _known(path: Path) -> Run | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
+        return _decoded(path.read_bytes(), path)
     except FileNotFoundError:
         return None
+
+
+def _decoded(text: bytes, place: Place) -> Run:
+    try:
+        return msgspec.json.decode(text, type=Run)
     except ValueError as error:
-        raise StreamError(f"{path}: cannot be read ({error}); publish to another source") from error
+        raise StreamError(
+            f"{place}: cannot be read ({error}); publish to another source"
+        ) from error
 
 
-def _check_same(source: Path, known: Run, run: Run, versions: tuple[int, ...]) -> None:
+def _check_empty(source: Place, versions: tuple[int, ...]) -> None:
+    if versions:
+        raise StreamError(
+            f"{source}: holds version {versions[-1]}, and nothing says which run wrote it; "
+            "publish to an empty directory"
+        )
+
+
+def _check_same(source: Place, known: Run, run: Run, versions: tuple[int, ...]) -> None:
     if known.format != FORMAT:
         raise StreamError(f"{source}: its run is of format {known.format}, wanted {FORMAT}")
     last = f"up to version {versions[-1]}" if versions else "with no version yet"

@@ -17,6 +17,7 @@ from hotswap.stream.apply import blame, bytes_of, fold, grouped
 from hotswap.stream.blobs import Delta
 from hotswap.stream.errors import StreamError, VersionMissing
 from hotswap.stream.parallel import run_all
+from hotswap.stream.place import Place
 from hotswap.stream.publisher_tensors import HostTensor
 from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors, opened_seed
@@ -32,14 +33,14 @@ def any_names() -> tuple[str, ...]:
     return ("?" * 9_000_000,)
 
 
-def names_at(source: Path, version: int, *, base_dir: Path | None) -> tuple[str, ...]:
+def names_at(source: Place, version: int, *, base_dir: Path | None) -> tuple[str, ...]:
     """Every tensor of the checkpoint that ``version`` leads to. Raises: StreamError."""
     with _begun(source, version, base_dir) as (begin, _):
         return tuple(begin.tensors)
 
 
 def restored(
-    source: Path, version: int, *, base_dir: Path | None, names: Collection[str], pool: Executor
+    source: Place, version: int, *, base_dir: Path | None, names: Collection[str], pool: Executor
 ) -> Snapshot:
     """The bytes that readers have at ``version``, of the tensors ``names``.
 
@@ -74,7 +75,7 @@ _Deltas: TypeAlias = Callable[[], "list[dict[str, Delta]]"]
 
 @contextmanager
 def _begun(
-    source: Path, version: int, base_dir: Path | None
+    source: Place, version: int, base_dir: Path | None
 ) -> Iterator[tuple[StoredTensors, _Deltas]]:
     """The full checkpoint that ``version`` begins with, and what reads the deltas after it."""
     stream = Source(source, names=any_names(), allowed=None)

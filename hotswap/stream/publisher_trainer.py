@@ -26,12 +26,13 @@ from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.encodings import apply, encoding_named
 from hotswap.stream.errors import StreamError, VersionMissing
 from hotswap.stream.frames import Bytes
-from hotswap.stream.layout import published_versions
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.publisher_aggregate import write_aggregate
 from hotswap.stream.publisher_announce import announce
 from hotswap.stream.publisher_diff import Diff, Made, advance, copied, diff_of
-from hotswap.stream.publisher_files import Blob, Draft
+from hotswap.stream.publisher_files import AnyDraft, Blob, draft_of
 from hotswap.stream.publisher_prune import prune
 from hotswap.stream.publisher_ranks import Alone, Ranks, agreed
 from hotswap.stream.publisher_run import open_run
@@ -54,11 +55,11 @@ class Published:
     """One version that readers can see.
 
     ``changed`` counts tensors, over all ranks; ``written_bytes`` and ``seconds`` (by phase) are
-    of this rank.
+    of this rank. ``directory`` in an object store is its URL.
     """
 
     version: int
-    directory: Path
+    directory: Path | str
     full: bool
     changed: int
     written_bytes: int
@@ -71,9 +72,9 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    """What becomes of ``snapshot`` once ``version`` is visible."""
+    """What becomes of ``snapshot`` once ``draft`` is visible."""
 
-    version: int
+    draft: AnyDraft
     diff: Diff
     made: Made
     snapshot: Snapshot
@@ -84,7 +85,7 @@ class Publisher(Closing):
 
     def __init__(
         self,
-        source: Path,
+        source: str | Path | Objects,
         *,
         run: str,
         base_dir: Path | None = None,
@@ -121,7 +122,7 @@ class Publisher(Closing):
                 "give base_dir (--base of hotswap publish)"
             )
         new_hasher(checksum_format)
-        self.source: Path = Path(source)
+        self.source: Place = place_of(source)
         self.run: str = run
         self.version: int = 0
         self._base_dir = None if base_dir is None else Path(base_dir)
@@ -190,9 +191,9 @@ class Publisher(Closing):
             # What another rank has now is no longer this one's to remember.
             for name in (snapshot.keys() & given.keys()) - diff.checksums.keys():
                 del snapshot[name]
-        self._pending = _Pending(version=number, diff=diff, made=made, snapshot=snapshot)
+        draft = draft_of(self.source, number, self._disk)
+        self._pending = _Pending(draft=draft, diff=diff, made=made, snapshot=snapshot)
         full = first or bool(self._anchor_every and number % self._anchor_every == 0)
-        draft = Draft(self.source, number, self._disk)
         with tally.phase("write"):
             if full:
                 after = {} if first else diff.blobs
@@ -207,10 +208,10 @@ class Publisher(Closing):
                 written = write_delta(draft, number, mine, made, self._ranks)
         tally.through(written=written)
         self._settle()
-        self._afterwards(draft.directory, told, made)
+        self._afterwards(draft.where, told, made)
         published = Published(
             version=number,
-            directory=draft.directory,
+            directory=draft.where,
             full=full,
             changed=sum(first or told[rank].changed[name] for name, rank in given.items()),
             written_bytes=tally.written_bytes,
@@ -313,16 +314,15 @@ class Publisher(Closing):
 
     def _settle(self) -> None:
         """See whether the version that was being written is there, and remember it if so."""
-        if self._pending is None:
+        pending = self._pending
+        if pending is None:
             return
-        last = self._from_rank_0(
-            lambda: max(published_versions(self.source), default=0) if not self._ranks.rank else 0
-        )
-        pending, self._pending = self._pending, None
-        if last != pending.version:
+        is_visible = self._from_rank_0(lambda: not self._ranks.rank and pending.draft.is_visible())
+        self._pending = None
+        if not is_visible:
             return
         # A snapshot that is only half moved is of no use: without one it is read back.
-        self._snapshot, self.version = None, last
+        self._snapshot, self.version = None, pending.draft.version
         advance(pending.snapshot, pending.diff, pending.made)
         self._snapshot = pending.snapshot
 
@@ -355,7 +355,7 @@ class Publisher(Closing):
             # Begun with start_from: what the ranks hold is all that is known.
             return ()
 
-    def _afterwards(self, directory: Path, told: Sequence[Told], made: Made) -> None:
+    def _afterwards(self, directory: Path | str, told: Sequence[Told], made: Made) -> None:
         """The aggregate, hooks and old versions: nothing of it makes the version less whole.
 
         What fails of it does not keep the rest from being done. Raises: what failed.
@@ -367,7 +367,7 @@ class Publisher(Closing):
             raise
         agreed(self._ranks, lambda: self._last_steps(directory), told=lambda _: {})
 
-    def _last_steps(self, directory: Path) -> None:
+    def _last_steps(self, directory: Path | str) -> None:
         if self._ranks.rank:
             return
         try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from hotswap.stream.frames import Bytes
 from hotswap.stream.publisher_diff import Made
 from hotswap.stream.publisher_files import (
+    AnyDraft,
     Blob,
-    Draft,
     blob_file_parts,
     full_file_parts,
     weight_map_of,
@@ -22,8 +22,6 @@ from hotswap.stream.stored import StoredTensors
 
 __all__ = ["Whole", "write_delta", "write_full"]
 
-_FULL_FILE_BYTES = 4 * 2**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
@@ -33,7 +31,9 @@ class Whole:
     content: Callable[[HostTensor], Bytes]
 
 
-def write_delta(draft: Draft, version: int, blobs: Sequence[Blob], made: Made, ranks: Ranks) -> int:
+def write_delta(
+    draft: AnyDraft, version: int, blobs: Sequence[Blob], made: Made, ranks: Ranks
+) -> int:
     """Publish ``blobs``, this rank's, as ``version``; the bytes that this rank wrote.
 
     Raises: StreamError, OSError; a version that is not whole is removed again.
@@ -56,13 +56,13 @@ def write_delta(draft: Draft, version: int, blobs: Sequence[Blob], made: Made, r
 
 
 def write_full(
-    draft: Draft, version: int, whole: Whole, ranks: Ranks, *, side_dir: Path | None
+    draft: AnyDraft, version: int, whole: Whole, ranks: Ranks, *, side_dir: Path | None
 ) -> int:
     """Publish ``whole`` as ``version``, a checkpoint with the side files of ``side_dir``.
 
     As ``write_delta``.
     """
-    parts = _parts(whole.tensors)
+    parts = _parts(whole.tensors, draft.file_bytes)
 
     def write(files: Sequence[str]) -> int:
         written = sum(
@@ -81,7 +81,7 @@ def write_full(
 
 
 def _written(
-    draft: Draft,
+    draft: AnyDraft,
     names: Sequence[Sequence[str]],
     write: Callable[[Sequence[str]], int],
     index: Callable[[dict[str, str], int], dict[str, object]],
@@ -96,8 +96,10 @@ def _written(
             draft.begin()
 
     try:
-        _, told = agreed(ranks, begin, told=lambda _: {"files": names})
-        weight_map = weight_map_of([part for one in told for part in one["files"]], first=first)
+        _, told = agreed(ranks, begin, told=lambda _: {"files": names, "mark": draft.mark})
+        draft.mark = told[0]["mark"]
+        named = [part for one in told for part in one["files"]]
+        weight_map = weight_map_of(named, first=first, mark=draft.mark)
         files = [weight_map[part[0]] for part in names]
         written, sizes = agreed(ranks, lambda: write(files), told=lambda size: {"size": size})
         total = sum(one["size"] for one in sizes)
@@ -114,18 +116,18 @@ def _written(
     return written
 
 
-def _parts(tensors: Sequence[HostTensor]) -> list[list[HostTensor]]:
+def _parts(tensors: Sequence[HostTensor], file_bytes: int) -> list[list[HostTensor]]:
     parts, room = list[list[HostTensor]](), 0
     for one in tensors:
         if not parts or len(one.content) > room:
             parts.append([])
-            room = _FULL_FILE_BYTES
+            room = file_bytes
         parts[-1].append(one)
         room -= len(one.content)
     return parts
 
 
-def _copy_sides(draft: Draft, side_dir: Path) -> int:
+def _copy_sides(draft: AnyDraft, side_dir: Path) -> int:
     """Configuration and tokenizer: with them a full version can be served as it is."""
     written = 0
     with StoredTensors.at(side_dir) as base:

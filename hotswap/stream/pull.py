@@ -29,6 +29,8 @@ from hotswap.stream.forward import bring_forward
 from hotswap.stream.job import Job
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.look import FirstLook, PreRead
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import place_of
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.report import PullMode, PullReport
@@ -44,7 +46,7 @@ _MAX_THREADS = 8
 
 def pull(
     local_checkpoint_dir: Path,
-    source_dir: Path,
+    source_dir: str | Path | Objects,
     target_version: int,
     *,
     base_dir: Path,
@@ -74,7 +76,7 @@ def pull(
     """
     places = Places(
         local=Path(local_checkpoint_dir),
-        source=Path(source_dir),
+        source=place_of(source_dir),
         base=Path(base_dir),
         local_allowed=local_allowed,
         source_allowed=source_allowed,

@@ -26,7 +26,7 @@ from hotswap.stream.layout import INDEX
 from hotswap.stream.parallel import Task, run_all
 from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredFile, StoredTensors
-from hotswap.weights.folder import OpenFile
+from hotswap.weights.readable import AnyFile
 
 __all__ = ["Seeding", "seed"]
 
@@ -96,7 +96,7 @@ def _tasks(
 
 
 def _copy(
-    file: OpenFile, offset: int, length: int, fd: int, seeding: Seeding, name: str | None = None
+    file: AnyFile, offset: int, length: int, fd: int, seeding: Seeding, name: str | None = None
 ) -> None:
     hasher = new_hasher(OWN_CHECKSUM)
     buffer = _piece_room(length)
@@ -110,7 +110,7 @@ def _copy(
 
 
 def _change(
-    file: OpenFile,
+    file: AnyFile,
     offset: int,
     length: int,
     deltas: Sequence[Delta],
@@ -139,7 +139,7 @@ def _piece_room(length: int) -> memoryview:
 _own = threading.local()
 
 
-def _read(file: OpenFile, offset: int, out: memoryview) -> None:
+def _read(file: AnyFile, offset: int, out: memoryview) -> None:
     try:
         file.read_at(offset, out)
     except OSError as error:

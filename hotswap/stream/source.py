@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -14,9 +13,10 @@ from hotswap.stream.checksums import checksum
 from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
+from hotswap.stream.place import Place
 from hotswap.stream.source_file import header_text, size_of
 from hotswap.stream.stored import StoredTensor, StoredTensors, is_weight_file, opened_seed
-from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 from hotswap.weights.roots import Allowed
 
 __all__ = ["Source", "blob_bytes"]
@@ -33,7 +33,7 @@ class Source:
 
     def __init__(
         self,
-        path: Path,
+        path: Place,
         *,
         names: Collection[str],
         allowed: Allowed | None,
@@ -123,7 +123,7 @@ class Source:
         with self.full(version) as stored:
             return stored.digest
 
-    def _open(self, version: int) -> Folder:
+    def _open(self, version: int) -> AnyFolder:
         return open_version(self.path, version, self.allowed)
 
     def _deltas(self, index: DeltaIndex, lengths: Mapping[str, int]) -> Mapping[str, Delta]:
@@ -153,7 +153,7 @@ def blob_bytes(deltas: Mapping[str, Delta]) -> int:
     return sum(len(delta.blob) for delta in deltas.values())
 
 
-def _digest(folder: Folder, index: DeltaIndex, room: int) -> str:
+def _digest(folder: AnyFolder, index: DeltaIndex, room: int) -> str:
     digest = xxhash.xxh3_128(index.text)
     for file in sorted(set(index.file_of.values())):
         digest.update(header_text(folder, file, at_most=room))

@@ -11,12 +11,12 @@ import numpy as np
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed, raised_as
 from hotswap.stream.header import LENGTH_BYTES, Header, parse_header
-from hotswap.weights.folder import Folder, OpenFile
+from hotswap.weights.readable import AnyFile, AnyFolder
 
 __all__ = ["header_of", "header_text", "read_text", "read_whole", "size_of"]
 
 
-def read_text(folder: Folder, name: str, *, at_most: int) -> bytes:
+def read_text(folder: AnyFolder, name: str, *, at_most: int) -> bytes:
     """The bytes of a JSON file. Raises: SourceNotReady, VersionMalformed past ``at_most``."""
     with _open(folder, name) as file:
         if file.size_bytes > at_most:
@@ -26,7 +26,7 @@ def read_text(folder: Folder, name: str, *, at_most: int) -> bytes:
         return _read(folder, file, 0, file.size_bytes)
 
 
-def header_of(file: OpenFile, *, source: str, at_most: int) -> tuple[Header, bytes]:
+def header_of(file: AnyFile, *, source: str, at_most: int) -> tuple[Header, bytes]:
     """The header of a safetensors file, checked against the file's length; and its JSON.
 
     Raises: SourceNotReady for a file that is shorter than it says, VersionMalformed
@@ -56,7 +56,7 @@ def header_of(file: OpenFile, *, source: str, at_most: int) -> tuple[Header, byt
 
 
 def read_whole(
-    folder: Folder, name: str, *, header_at_most: int, at_most: int
+    folder: AnyFolder, name: str, *, header_at_most: int, at_most: int
 ) -> tuple[Header, memoryview]:
     """A safetensors file in memory, header included, and its header; one look at the file.
 
@@ -85,7 +85,7 @@ def read_whole(
     return header, whole.toreadonly()
 
 
-def header_text(folder: Folder, name: str, *, at_most: int) -> bytes:
+def header_text(folder: AnyFolder, name: str, *, at_most: int) -> bytes:
     """The JSON of a safetensors file's header. Raises: SourceNotReady, VersionMalformed."""
     with _open(folder, name) as file:
         source = f"{folder.path}: {name}"
@@ -95,29 +95,31 @@ def header_text(folder: Folder, name: str, *, at_most: int) -> bytes:
             raise _changed(source, error) from error
 
 
-def size_of(folder: Folder, name: str) -> int:
+def size_of(folder: AnyFolder, name: str) -> int:
     """How long a file is now. Raises: SourceNotReady, VersionMalformed."""
     with _open(folder, name) as file:
         return file.size_bytes
 
 
-def _open(folder: Folder, name: str) -> OpenFile:
+def _open(folder: AnyFolder, name: str) -> AnyFile:
     with raised_as(SourceNotReady):
-        names = folder.names()
-    if name not in names:
+        is_there = folder.has(name)
+    if not is_there:
         raise SourceNotReady(
             f"{folder.path}: {name} is not there (yet); wait until the version is whole and "
             "pull again"
         )
     try:
         return folder.open_file(name)
+    except StreamError:
+        raise
     except UpdateRejected as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise SourceNotReady(f"{folder.path}: {name} is gone again; pull again") from error
         raise VersionMalformed(str(error)) from error
 
 
-def _read(folder: Folder, file: OpenFile, offset: int, length: int) -> bytes:
+def _read(folder: AnyFolder, file: AnyFile, offset: int, length: int) -> bytes:
     try:
         return file.read_bytes(offset, length)
     except OSError as error:

@@ -6,11 +6,9 @@ checked against its file before a tensor is read; files stay open until ``close`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import xxhash
@@ -20,9 +18,10 @@ from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed, raised_as
 from hotswap.stream.header import Header, Span
 from hotswap.stream.layout import INDEX
+from hotswap.stream.place import Place, opened
 from hotswap.stream.source_file import header_of
-from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.layout import Layout, find_layout
+from hotswap.weights.readable import AnyFile, AnyFolder
 from hotswap.weights.roots import Allowed
 
 __all__ = [
@@ -42,7 +41,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".ms
 class StoredFile:
     """One open file and its header."""
 
-    file: OpenFile
+    file: AnyFile
     header: Header
 
 
@@ -51,7 +50,7 @@ class StoredTensor:
     """Where one tensor's bytes are."""
 
     name: str
-    file: OpenFile
+    file: AnyFile
     span: Span
 
     def read_into(self, out: memoryview, *, offset: int = 0) -> None:
@@ -76,7 +75,7 @@ def is_text(name: str) -> bool:
 class StoredTensors(Closing):
     """The tensors of a checkpoint directory, open for reading."""
 
-    def __init__(self, folder: Folder, *, timed: bool = False) -> None:
+    def __init__(self, folder: AnyFolder, *, timed: bool = False) -> None:
         """Read what ``folder`` holds. ``timed``: its digest changes with the files' times too.
 
         Raises: UpdateRejected (SourceNotReady and VersionMalformed among it).
@@ -95,9 +94,9 @@ class StoredTensors(Closing):
         self.indexed: bool = layout.file_of is not None
 
     @classmethod
-    def at(cls, directory: Path, *, allowed: Allowed | None = None, timed: bool = False) -> Self:
+    def at(cls, directory: Place, *, allowed: Allowed | None = None, timed: bool = False) -> Self:
         """Open ``directory``. Raises: UpdateRejected."""
-        folder = Folder.open(directory, allowed=allowed)
+        folder = opened(directory, allowed=allowed)
         try:
             return cls(folder, timed=timed)
         except BaseException:
@@ -133,7 +132,7 @@ class StoredTensors(Closing):
             return False
         return True
 
-    def _open(self, folder: Folder, layout: Layout, timed: bool) -> str:
+    def _open(self, folder: AnyFolder, layout: Layout, timed: bool) -> str:
         digest = xxhash.xxh3_128()
         if layout.file_of is not None:
             with self._stack.enter_context(folder.open_file(INDEX)) as index:
@@ -146,15 +145,15 @@ class StoredTensors(Closing):
                 header, text = header_of(file, source=source, at_most=_MAX_HEADER_BYTES)
             except OSError as error:
                 raise SourceNotReady(f"{source}: cannot be read ({error})") from error
-            time = os.fstat(file.fileno()).st_mtime_ns if timed else 0
-            digest.update(f"{name}\0{file.size_bytes}\0{time}\0".encode())
+            stamp = file.stamp if timed else "0"
+            digest.update(f"{name}\0{file.size_bytes}\0{stamp}\0".encode())
             digest.update(text)
             files[name] = StoredFile(file=file, header=header)
         self.files = files
         return digest.hexdigest()
 
 
-def _check_layout(folder: Folder, layout: Layout) -> None:
+def _check_layout(folder: AnyFolder, layout: Layout) -> None:
     if not layout.is_safetensors:
         raise VersionMalformed(
             f"{folder.path}: holds {layout.files[0]}, wanted safetensors; a delta needs to know "
@@ -168,7 +167,7 @@ def _check_layout(folder: Folder, layout: Layout) -> None:
 
 
 def _placed(
-    folder: Folder, layout: Layout, files: Mapping[str, StoredFile]
+    folder: AnyFolder, layout: Layout, files: Mapping[str, StoredFile]
 ) -> dict[str, StoredTensor]:
     placed = dict[str, StoredTensor]()
     for file_name, stored in files.items():
@@ -191,7 +190,7 @@ def _placed(
     return placed
 
 
-def _check_no_delta(folder: Folder, files: Mapping[str, StoredFile]) -> None:
+def _check_no_delta(folder: AnyFolder, files: Mapping[str, StoredFile]) -> None:
     """A delta's blobs without their index, which is written last, are no checkpoint."""
     for name, stored in files.items():
         header = stored.header
@@ -204,7 +203,7 @@ def _check_no_delta(folder: Folder, files: Mapping[str, StoredFile]) -> None:
 
 
 def opened_seed(
-    directory: Path, *, allowed: Allowed | None, wrong: type[StreamError], timed: bool = False
+    directory: Place, *, allowed: Allowed | None, wrong: type[StreamError], timed: bool = False
 ) -> StoredTensors:
     """``StoredTensors.at`` whose rejections are ``wrong`` unless they are more exact."""
     with raised_as(wrong):

@@ -18,11 +18,13 @@ from hotswap.stream.chain import open_version
 from hotswap.stream.density import changed_bytes
 from hotswap.stream.header import MAX_HEADER_BYTES
 from hotswap.stream.layout import INDEX, DeltaIndex, directory_of, published_versions, read_index
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place, opened, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.source import Source
 from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors
-from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 
 __all__ = ["FULL", "SourceSurvey", "VersionSurvey", "survey_source"]
 
@@ -65,7 +67,7 @@ class SourceSurvey:
 
 
 def survey_source(
-    source: Path,
+    source: str | Path | Objects,
     *,
     base_dir: Path | None = None,
     density: bool = True,
@@ -77,7 +79,7 @@ def survey_source(
     version. A version that is removed meanwhile is left out. Raises: SourceNotReady when
     ``source`` cannot be listed; UpdateRejected when ``base_dir`` is no checkpoint.
     """
-    source = Path(source)
+    source = place_of(source)
     seen = _still_there(source, [_version(source, n) for n in published_versions(source)])
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:
@@ -91,7 +93,7 @@ def survey_source(
     )
 
 
-def _still_there(source: Path, seen: list[VersionSurvey]) -> list[VersionSurvey]:
+def _still_there(source: Place, seen: list[VersionSurvey]) -> list[VersionSurvey]:
     """Without those that somebody removed before they had been looked at."""
     if all(one.trouble is None for one in seen):
         return seen
@@ -99,7 +101,7 @@ def _still_there(source: Path, seen: list[VersionSurvey]) -> list[VersionSurvey]
     return [one for one in seen if one.trouble is None or one.version in there]
 
 
-def _version(source: Path, number: int) -> VersionSurvey:
+def _version(source: Place, number: int) -> VersionSurvey:
     try:
         with open_version(source, number, None) as folder:
             index = read_index(folder, version=number, names=None)
@@ -110,7 +112,7 @@ def _version(source: Path, number: int) -> VersionSurvey:
         return VersionSurvey(version=number, trouble=str(error))
 
 
-def _full(source: Path, number: int) -> VersionSurvey:
+def _full(source: Place, number: int) -> VersionSurvey:
     with Source(source, names=(), allowed=None).full(number) as stored:
         return VersionSurvey(
             version=number,
@@ -121,7 +123,7 @@ def _full(source: Path, number: int) -> VersionSurvey:
         )
 
 
-def _delta(folder: Folder, index: DeltaIndex) -> VersionSurvey:
+def _delta(folder: AnyFolder, index: DeltaIndex) -> VersionSurvey:
     files = sorted(set(index.file_of.values()))
     found = VersionSurvey(
         version=index.version,
@@ -139,13 +141,13 @@ def _delta(folder: Folder, index: DeltaIndex) -> VersionSurvey:
         return replace(found, trouble=str(error))
 
 
-def _size(folder: Folder, name: str) -> int:
+def _size(folder: AnyFolder, name: str) -> int:
     with folder.open_file(name) as file:
         return file.size_bytes
 
 
 def _lengths(
-    source: Path, base_dir: Path | None, seen: list[VersionSurvey]
+    source: Place, base_dir: Path | None, seen: list[VersionSurvey]
 ) -> dict[str, int] | None:
     """Tensor name -> bytes; None when nobody knows. Raises: UpdateRejected for a bad base."""
     if base_dir is not None:
@@ -163,7 +165,7 @@ def _lengths(
 
 
 def _densities(
-    source: Path, seen: list[VersionSurvey], lengths: Mapping[str, int], tally: Tally
+    source: Place, seen: list[VersionSurvey], lengths: Mapping[str, int], tally: Tally
 ) -> list[VersionSurvey]:
     found = list[VersionSurvey]()
     with tally.phase("density", total_bytes=sum(one.size_bytes for one in seen)):
@@ -174,12 +176,12 @@ def _densities(
 
 
 def _with_density(
-    directory: Path, one: VersionSurvey, lengths: Mapping[str, int], *, stamped: bool = False
+    directory: Place, one: VersionSurvey, lengths: Mapping[str, int], *, stamped: bool = False
 ) -> VersionSurvey:
     if one.trouble is not None or one.kind == FULL:
         return one
     try:
-        with Folder.open(directory) as folder:
+        with opened(directory) as folder:
             index = read_index(folder, version=None, names=None)
             if index is None:
                 return one
@@ -204,12 +206,12 @@ def _with_chain(one: VersionSurvey, by_number: Mapping[int, VersionSurvey]) -> V
     return replace(one, chain=tuple(reversed(chain if at.kind == FULL else [*chain, 0])))
 
 
-def _aggregate(source: Path, lengths: Mapping[str, int] | None) -> VersionSurvey | None:
+def _aggregate(source: Place, lengths: Mapping[str, int] | None) -> VersionSurvey | None:
     directory = find_aggregate(source)
     if directory is None:
         return None
     try:
-        with Folder.open(directory) as folder:
+        with opened(directory) as folder:
             index = read_index(folder, version=None, names=None)
             found = None if index is None else _delta(folder, index)
     except UpdateRejected as error:

@@ -25,18 +25,19 @@ from hotswap.stream.checksums import checksum
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import DeltaDamaged, SourceNotReady, StreamError, VersionMissing
 from hotswap.stream.layout import DeltaIndex, directory_of, published_versions, read_index
+from hotswap.stream.objects import Objects
 from hotswap.stream.parallel import run_all
+from hotswap.stream.place import Place, opened, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.verified import Faults, Verified
-from hotswap.weights.folder import Folder
 
 __all__ = ["verify_source"]
 
 
 def verify_source(
-    source: Path,
+    source: str | Path | Objects,
     *,
     base_dir: Path | None = None,
     threads: int | None = None,
@@ -46,7 +47,7 @@ def verify_source(
 
     Raises: SourceNotReady when ``source`` cannot be listed or holds no version.
     """
-    source = Path(source)
+    source = place_of(source)
     run = _Run(source=source, faults=Faults(), tally=Tally(progress))
     numbers = published_versions(source)
     if not numbers:
@@ -76,13 +77,13 @@ def verify_source(
     )
 
 
-def _aggregate_note(run: _Run, source: Path) -> str | None:
+def _aggregate_note(run: _Run, source: Place) -> str | None:
     """Take the aggregate into the run; why not, when it is to be skipped."""
     directory = find_aggregate(source)
     if directory is None:
         return None
     try:
-        with Folder.open(directory) as folder:
+        with opened(directory) as folder:
             index = read_index(folder, version=None, names=None)
         if index is None or index.base_version:
             raise StreamError(f"{directory}: is no delta on the base")
@@ -103,17 +104,17 @@ class _Run:
     ``reached`` are full versions that could be opened, and deltas on what could.
     """
 
-    source: Path
+    source: Place
     faults: Faults
     tally: Tally
-    nodes: dict[int, tuple[Path, DeltaIndex]] = field(default_factory=dict)
+    nodes: dict[int, tuple[Place, DeltaIndex]] = field(default_factory=dict)
     children: dict[int, list[int]] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
 
-    def look(self, directory: Path, number: int) -> bool:
+    def look(self, directory: Place, number: int) -> bool:
         """Whether ``number`` is a full version; a delta is noted, a fault too."""
         try:
-            with Folder.open(directory) as folder:
+            with opened(directory) as folder:
                 index = read_index(folder, version=number, names=None)
         except UpdateRejected as error:
             self.faults.add(directory.name, error)
@@ -122,7 +123,7 @@ class _Run:
             self.add(number, directory, index)
         return index is None
 
-    def add(self, number: int, directory: Path, index: DeltaIndex) -> None:
+    def add(self, number: int, directory: Place, index: DeltaIndex) -> None:
         """Note a delta."""
         self.nodes[number] = directory, index
         self.children.setdefault(index.base_version, []).append(number)
@@ -180,7 +181,7 @@ class _Run:
             number = todo.pop()
             directory, index = self.nodes[number]
             try:
-                with Folder.open(directory) as folder:
+                with opened(directory) as folder:
                     stamped = number == _AGGREGATE
                     located[number] = locate_deltas(folder, index, lengths, stamped=stamped)
             except UpdateRejected as error:
@@ -217,7 +218,7 @@ class _Run:
         """Whether ``blob`` gives the bytes that its checksum says."""
         directory, _ = self.nodes[number]
         try:
-            with Folder.open(directory) as folder:
+            with opened(directory) as folder:
                 delta = blob.read(folder)
             delta.apply(content)
             seen = checksum(delta.checksum_format, content.data)

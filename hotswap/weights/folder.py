@@ -48,6 +48,11 @@ class OpenFile(Closing):
     def __repr__(self) -> str:
         return f"<OpenFile {self.name} {self.size_bytes} bytes>"
 
+    @property
+    def stamp(self) -> str:
+        """When it was last written to, in nanoseconds."""
+        return str(self._mtime_ns)
+
     def close(self) -> None:
         """Give the descriptor back. Idempotent; no read may be running."""
         self._raw.close()
@@ -141,6 +146,10 @@ class Folder(Closing):
             return frozenset(os.listdir(f"/proc/self/fd/{self._fd}"))
         except OSError as error:
             raise UpdateRejected(f"{self.path}: cannot be listed ({_reason(error)})") from error
+
+    def has(self, name: str) -> bool:
+        """Whether a listing of now has ``name``. Raises: UpdateRejected."""
+        return name in self.names()
 
     def open_file(self, name: str) -> OpenFile:
         """Open the regular file ``name``.

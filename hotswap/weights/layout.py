@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotswap.errors import UpdateRejected
-from hotswap.weights.folder import Folder
+from hotswap.weights.readable import AnyFolder
 
 __all__ = ["Layout", "find_layout"]
 
@@ -46,7 +46,7 @@ class Layout:
         return self.files[0].endswith(".safetensors")
 
 
-def find_layout(folder: Folder) -> Layout:
+def find_layout(folder: AnyFolder) -> Layout:
     """Look at names and at the index only.
 
     Raises: UpdateRejected when there are no weights, or shards of a set are missing.
@@ -75,7 +75,7 @@ def find_layout(folder: Folder) -> Layout:
     )
 
 
-def _indexed(folder: Folder, index: str, *, suffix: str) -> Layout:
+def _indexed(folder: AnyFolder, index: str, *, suffix: str) -> Layout:
     weight_map = folder.read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UpdateRejected(f"{index}: weight_map names 0 tensors, wanted name: file for each")
@@ -87,7 +87,7 @@ def _indexed(folder: Folder, index: str, *, suffix: str) -> Layout:
     return Layout(files=tuple(sorted(set(weight_map.values()))), file_of=weight_map)
 
 
-def _check_shard_sets(folder: Folder, files: tuple[str, ...]) -> None:
+def _check_shard_sets(folder: AnyFolder, files: tuple[str, ...]) -> None:
     present = Counter(
         match.group("stem", "count") for match in map(_SHARD.fullmatch, files) if match
     )

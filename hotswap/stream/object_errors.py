@@ -1,0 +1,100 @@
+"""What an object store's refusals mean: worth another try, or for a person to see to."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from hotswap.object_url import ObjectUrl
+from hotswap.stream.errors import SourceNotReady, SourceUnusable, StreamError
+
+__all__ = ["explained", "is_missing_bucket", "is_passing"]
+
+_FOR_GOOD = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+# What stores' clients make of requests that are wrong, however often they are sent.
+_WRONG = frozenset(
+    {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EMSGSIZE, errno.ENAMETOOLONG, errno.ENOTEMPTY}
+)
+# Of clients that do not use the errors of the operating system: botocore, aiohttp, google.
+_PASSING = frozenset(
+    {
+        "ClientConnectionError",
+        "ClientPayloadError",
+        "ConnectionError",
+        "HTTPClientError",
+        "HttpError",
+        "IncompleteRead",
+        "ResponseParserError",
+        "TransportError",
+    }
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later: time-outs, lost connections, busy stores."""
+    if isinstance(error, OSError):
+        return not isinstance(error, _FOR_GOOD) and error.errno not in _WRONG
+    return not _is_about_credentials(error) and any(
+        kind.__name__ in _PASSING for kind in type(error).__mro__
+    )
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Whether it is not an object that is missing, but all that it could be in."""
+    return any(code == "NoSuchBucket" for code in _codes(error))
+
+
+def explained(url: ObjectUrl, doing: str, error: BaseException, *, tries: int = 1) -> StreamError:
+    """What ``error`` means for who wanted ``doing`` at ``url``."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, ImportError):
+        return SourceUnusable(
+            f"{url}: what reads {url.scheme}:// is not installed ({error}); "
+            f"pip install 'hotswap[{_EXTRAS[url.scheme]}]'"
+        )
+    if is_missing_bucket(error):
+        return SourceUnusable(
+            f"{url}: there is no bucket {url.bucket}; create it, or correct the URL"
+        )
+    if _is_about_credentials(error):
+        return SourceUnusable(
+            f"{url}: no credentials for {doing} ({said}); give them to the environment of this "
+            "process, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or to its machine"
+        )
+    if isinstance(error, PermissionError):
+        return SourceUnusable(
+            f"{url}: the store refuses {doing} ({said}); see that the credentials of this process "
+            "are valid and may do that"
+        )
+    if is_passing(error) or isinstance(error, FileNotFoundError):
+        times = f" {tries} times" if tries > 1 else ""
+        return SourceNotReady(
+            f"{url}: {doing} failed{times} ({said}); see that the store can be reached, and try "
+            "again"
+        )
+    return SourceUnusable(f"{url}: the store cannot do it: {doing} ({said})")
+
+
+_EXTRAS = {"s3": "s3", "gs": "gs", "memory": "fsspec"}
+
+
+def _is_about_credentials(error: BaseException) -> bool:
+    return any(
+        "Credential" in kind.__name__ or kind.__name__ in ("RefreshError", "TokenRetrievalError")
+        for kind in type(error).__mro__
+    )
+
+
+def _codes(error: BaseException | None) -> Iterator[object]:
+    """What the store itself said, as its client keeps it beside the error or behind it."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict) and isinstance(response.get("Error"), dict):
+            yield response["Error"].get("Code")
+        error = error.__cause__
