@@ -17,6 +17,7 @@ from contrib.bench import (
     memory,
     pull,
     pull_load,
+    push_bucket,
     push_native,
     sparse_commit,
     stream_wire,
@@ -36,6 +37,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "pull": pull.run,
     "pull_load": pull_load.run,
     "push_native": push_native.run,
+    "push_bucket": push_bucket.run,
     "stream_wire": stream_wire.run,
     "sparse_commit": sparse_commit.run,
 }

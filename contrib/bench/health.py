@@ -18,7 +18,7 @@ from contrib.bench.model import LARGE, checkpoint
 from contrib.bench.results import Measure, Report, quantile
 from contrib.bench.server import Server
 
-__all__ = ["Prober", "run"]
+__all__ = ["Prober", "health_measures", "run"]
 
 LIMIT_MS = 250.0
 _INTERVAL_S = 0.020
@@ -82,13 +82,14 @@ def run(*, rounds: int) -> Report:
         name="health",
         configuration={"machine": describe_machine(), **servers, "updates": updates},
         measures=[
-            one for mode in _MODES for one in _measures(mode, latencies[f"{mode}.latency_ms"])
+            one for mode in _MODES for one in health_measures(mode, latencies[f"{mode}.latency_ms"])
         ],
         samples=latencies,
     )
 
 
-def _measures(mode: str, latencies_ms: Sequence[float]) -> list[Measure]:
+def health_measures(mode: str, latencies_ms: Sequence[float]) -> list[Measure]:
+    """What a :class:`Prober` saw while ``mode`` ran, and the limit. Raises: ValueError if empty."""
     note = f"{len(latencies_ms)} probes, slowest {max(latencies_ms):.0f} ms"
     return [
         Measure(name=f"{mode}: /health p50", value=quantile(latencies_ms, 0.5), unit="ms"),

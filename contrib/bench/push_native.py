@@ -2,7 +2,8 @@
 
 The body: against an upload of the same bytes, from the same httpx, to a Starlette app that
 counts them. Shared memory, in which the tensors lie ready: against ``copy_`` of as many bytes.
-Rounds follow each other, so that whatever else the machine does hits both sides alike.
+Rounds follow each other, so that whatever else the machine does hits both sides alike. After
+them bodies are pushed with probes of ``/health`` beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -19,10 +20,11 @@ import httpx
 from safetensors.torch import load_file
 
 from contrib.bench.baseline import BaselineProcess
+from contrib.bench.health import Prober, health_measures
 from contrib.bench.machine import THREADS, describe_machine
 from contrib.bench.model import LARGE, checkpoint
 from contrib.bench.paths import REPOSITORY
-from contrib.bench.results import Measure, Report, spread
+from contrib.bench.results import Report, best, ratio_of_bests
 from contrib.bench.server import Server, free_port
 from hotswap.client import Client, Transport
 from hotswap.push import SafetensorsBody, SharedTensors
@@ -32,6 +34,7 @@ __all__ = ["run"]
 BODY_LIMIT = 1 / 0.5
 SHARED_LIMIT = 1 / 0.4
 _START_S = 60.0
+_PROBED_PUSHES = 5
 
 
 def run(*, rounds: int) -> Report:
@@ -67,6 +70,9 @@ def run(*, rounds: int) -> Report:
             samples["copy_ms"].append(1000 * copied_s)
             samples["shared_ms"].append(1000 * (ended - begun))
             samples["shared_paused_ms"].append(result.paused_ms or 0.0)
+        with Prober(server) as prober:
+            for _ in range(_PROBED_PUSHES):
+                client.push(tensors, transport=Transport.BODY)
     return Report(
         name="push_native",
         configuration={
@@ -77,21 +83,17 @@ def run(*, rounds: int) -> Report:
             "rounds": rounds,
         },
         measures=[
-            *(_shown(name, values) for name, values in samples.items()),
-            _ratio("body / bare upload", samples["body_ms"], samples["upload_ms"], BODY_LIMIT),
-            _ratio("shared / copy_", samples["shared_ms"], samples["copy_ms"], SHARED_LIMIT),
+            *(best(name.removesuffix("_ms"), values) for name, values in samples.items()),
+            ratio_of_bests(
+                "body / bare upload", samples["body_ms"], samples["upload_ms"], limit=BODY_LIMIT
+            ),
+            ratio_of_bests(
+                "shared / copy_", samples["shared_ms"], samples["copy_ms"], limit=SHARED_LIMIT
+            ),
+            *health_measures("body", prober.latencies_ms),
         ],
-        samples=samples,
+        samples={**samples, "health_ms": prober.latencies_ms},
     )
-
-
-def _shown(name: str, values: Sequence[float]) -> Measure:
-    note = f"best of {len(values)}, spread {spread(values):.0%}"
-    return Measure(name=name.removesuffix("_ms"), value=min(values), unit="ms", note=note)
-
-
-def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Measure:
-    return Measure(name=name, value=min(ours) / min(theirs), unit="x", limit=limit)
 
 
 class _Upload:

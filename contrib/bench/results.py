@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-__all__ = ["Measure", "Report", "quantile", "spread", "table"]
+__all__ = ["Measure", "Report", "best", "quantile", "ratio_of_bests", "spread", "table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,24 @@ def spread(values: Sequence[float]) -> float:
     """How noisy repeated runs are: (median - best) / best."""
     best = min(values)
     return (quantile(values, 0.5) - best) / best
+
+
+def best(name: str, values: Sequence[float], *, unit: str = "ms") -> Measure:
+    """The least of repeated runs, shown with how noisy they are. Raises: ValueError if empty."""
+    note = f"best of {len(values)}, spread {spread(values):.0%}"
+    return Measure(name=name, value=min(values), unit=unit, note=note)
+
+
+def ratio_of_bests(
+    name: str, ours: Sequence[float], theirs: Sequence[float], *, limit: float
+) -> Measure:
+    """How many times as long the best of ``ours`` took; that of single rounds is shown.
+
+    Both have a value for each round. Raises: ValueError if empty.
+    """
+    rounds = sorted(one / other for one, other in zip(ours, theirs, strict=True))
+    note = f"rounds {rounds[0]:.2f} to {rounds[-1]:.2f}"
+    return Measure(name=name, value=min(ours) / min(theirs), unit="x", limit=limit, note=note)
 
 
 def table(reports: Iterable[Report]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from contrib.bench.baseline import BaselineProcess
 from contrib.bench.machine import THREADS, describe_machine, warm_page_cache
 from contrib.bench.model import LARGE, checkpoint
-from contrib.bench.results import Measure, Report, spread
+from contrib.bench.results import Measure, Report, ratio_of_bests, spread
 from contrib.bench.server import Server
 
 __all__ = ["run"]
@@ -99,8 +99,10 @@ def _measure(baseline: BaselineProcess, *, mode: str, rounds: int) -> _Rounds:
 def _staged_measures(rounds: _Rounds) -> list[Measure]:
     return [
         *_absolute(rounds),
-        _ratio("staged: paused / copy_", rounds.paused_ms, rounds.copy_ms, limit=PAUSED_LIMIT),
-        _ratio(
+        ratio_of_bests(
+            "staged: paused / copy_", rounds.paused_ms, rounds.copy_ms, limit=PAUSED_LIMIT
+        ),
+        ratio_of_bests(
             "staged: whole / (load_file + copy_)",
             rounds.round_trip_ms,
             rounds.load_ms,
@@ -112,7 +114,7 @@ def _staged_measures(rounds: _Rounds) -> list[Measure]:
 def _direct_measures(rounds: _Rounds) -> list[Measure]:
     return [
         *_absolute(rounds),
-        _ratio(
+        ratio_of_bests(
             "direct: whole / (load_file + copy_)",
             rounds.round_trip_ms,
             rounds.load_ms,
@@ -142,7 +144,3 @@ def _absolute(rounds: _Rounds) -> list[Measure]:
         ),
         Measure(name=f"{rounds.mode}: noise of the baselines", value=noise, unit="x", note=warning),
     ]
-
-
-def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], *, limit: float) -> Measure:
-    return Measure(name=name, value=min(ours) / min(theirs), unit="x", limit=limit)

@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from contrib.bench.results import Measure, Report, quantile, spread, table
+from contrib.bench.results import (
+    Measure,
+    Report,
+    best,
+    quantile,
+    ratio_of_bests,
+    spread,
+    table,
+)
 
 
 def measure(value: float, limit: float | None = None) -> Measure:
@@ -61,3 +69,15 @@ def test_quantiles_are_values_that_occurred() -> None:
 def test_the_spread_is_how_far_the_median_is_above_the_best() -> None:
     assert spread([100.0, 150.0, 900.0]) == pytest.approx(0.5)
     assert spread([100.0]) == 0.0
+
+
+def test_the_best_of_each_side_are_compared_and_the_rounds_are_shown() -> None:
+    ours, theirs = [200.0, 150.0, 900.0], [100.0, 50.0, 300.0]
+    shown = best("push", ours)
+    assert (shown.value, shown.unit, shown.limit) == (150.0, "ms", None)
+    assert shown.note == "best of 3, spread 33%"
+    compared = ratio_of_bests("push / copy_", ours, theirs, limit=2.5)
+    assert (compared.value, compared.limit, compared.passed) == (3.0, 2.5, False)
+    assert compared.note == "rounds 2.00 to 3.00"
+    with pytest.raises(ValueError, match="shorter"):
+        ratio_of_bests("push / copy_", ours, theirs[:2], limit=2.5)
