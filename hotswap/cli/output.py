@@ -89,7 +89,8 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     code = exit_code_of(error)
     # This machine's disks, or a word of the command line: no server's weights are on either.
     untouched = isinstance(error, OSError) or code is ExitCode.USAGE
-    told = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
+    said = "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
+    told = [said or type(error).__name__, *getattr(error, "__notes__", ())]
     if as_json:
         shown = _error_object(
             type(error).__name__,

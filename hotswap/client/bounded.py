@@ -60,14 +60,15 @@ def _left(timeout: float | None) -> float | None:
 class BoundedTransport(httpx.HTTPTransport):
     """httpx's own, on connections that look at the time that is left.
 
-    It honours no proxy and no certificates of the environment.
+    It honours no proxy and no certificates of the environment. Without ``tls`` it reads no
+    certificates at all, which takes longer than many a request.
     """
 
-    def __init__(self) -> None:
-        # Not httpx's: that makes a pool of its own, and reads all certificates for it.
+    def __init__(self, *, tls: bool) -> None:
+        # Not httpx's: that makes a pool of its own.
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=20)
         self._pool = httpcore.ConnectionPool(
-            ssl_context=httpx.create_ssl_context(trust_env=False),
+            ssl_context=httpx.create_ssl_context(trust_env=False) if tls else None,
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,

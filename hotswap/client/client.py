@@ -47,7 +47,8 @@ class Client(Closing):
         that is none, and for a key that no header can have; it does not repeat the key."""
         kind = None if server is None else ServerKind(server)
         self._session = Session(url, api_key=api_key, admin_key=admin_key, kind=kind)
-        self._http = http or httpx.Client(trust_env=False, transport=BoundedTransport())
+        transport = BoundedTransport(tls=self._session.url.lower().startswith("https:"))
+        self._http = http or httpx.Client(trust_env=False, transport=transport)
         self._owned = http is None
         self._driver = Driver(self._http, self._session.url)
 

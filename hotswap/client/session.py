@@ -24,8 +24,8 @@ from hotswap.api_keys import ApiKey
 from hotswap.client.effects import NoReply, Reply, Send, Steps, send, sleep
 from hotswap.client.errors import NoAnswer, OutcomeUnknown, RequestRefused
 from hotswap.client.replies import (
-    body_of,
     command_error,
+    fields_of,
     is_of_proxy,
     is_success,
     message_of,
@@ -225,14 +225,14 @@ class Session:
     def kind_of_server(self, budget: Budget) -> Steps[ServerKind]:
         """Told, or found out once by asking for hotswap's own ``/status``.
 
-        Raises: NoAnswer, RequestRefused.
+        Raises: NoAnswer, RequestRefused, ReplyMalformed.
         """
         if self.kind is None:
             reply = yield from self.ask("/status", budget)
             if reply.status in (404, 405):
                 self.kind = ServerKind.SGLANG
-            elif reply.status == 200:
-                known = "facts" in body_of(reply)
+            elif is_success(reply):
+                known = "facts" in fields_of(reply, at=f"{self.url}/status").body
                 self.kind = ServerKind.HOTSWAP if known else ServerKind.SGLANG
             else:
                 raise command_error(reply, doing=f"{self.url}/status")

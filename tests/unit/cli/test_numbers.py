@@ -12,7 +12,7 @@ import pytest
 
 from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.commands import COMMANDS, Flag
+from hotswap.cli.commands import COMMANDS, Flag, parser_of
 from hotswap.cli.numbers import Seconds, Whole
 from hotswap.stream import Publisher, StreamError
 from tests.unit.stream.trained import first_state, write_base
@@ -42,18 +42,19 @@ def wrong(flag: Flag) -> list[str]:
 def test_what_is_no_number_of_a_flag(
     command: str, flag: Flag, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    parser = parser_of(None)
     for text in wrong(flag):
         with pytest.raises(SystemExit) as ended:
-            main([command, f"{flag.name}={text}"])
+            parser.parse_args([command, f"{flag.name}={text}"])
         said = capsys.readouterr().err.splitlines()[-1]
         assert ended.value.code == ExitCode.USAGE, text
         assert f"argument {flag.name}: it " in said
         assert ", wanted " in said
         assert len(said) < 250
-        with pytest.raises(SystemExit):
-            main([command, flag.name, text, "--json"])
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert (error["class"], error["exit_code"]) == ("UsageError", 2)
+    with pytest.raises(SystemExit):
+        main([command, flag.name, "nan", "--json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["class"], error["exit_code"]) == ("UsageError", 2)
 
 
 def test_there_are_such_flags_and_each_has_a_type_of_its_own() -> None:

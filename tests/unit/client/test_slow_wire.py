@@ -132,10 +132,20 @@ def test_no_time_at_all_is_named() -> None:
 
 
 def test_nobody_at_the_address() -> None:
-    transport = BoundedTransport()
+    transport = BoundedTransport(tls=False)
     assert repr(transport).startswith("<BoundedTransport ")
     with httpx.Client(transport=transport) as http, pytest.raises(httpx.ConnectError):
         http.get("http://127.0.0.1:1")
+
+
+def test_who_speaks_no_tls_is_no_answer() -> None:
+    with answering(lambda _: (200, {}, b"")) as url:
+        address = url.replace("http:", "https:")
+        with (
+            Client(address, server="hotswap") as client,
+            pytest.raises(NoAnswer, match=r"ConnectError: \[SSL"),
+        ):
+            client.state(within_s=WITHIN_S)
 
 
 # --- what comes broken

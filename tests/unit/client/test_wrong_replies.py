@@ -98,10 +98,11 @@ def show(found: object) -> None:
         assert isinstance(board.line(), str)
         assert all(isinstance(value, str) for _, value in state_lines(found))
         json.dumps(state_object(found), allow_nan=False)
-        console = Console(width=80)
-        with console.capture() as captured:
-            console.print(screen(board))
-        assert "\x1b[2J" not in captured.get()
+        if "[" in "".join(value for _, value in state_lines(found)):
+            console = Console(width=80)
+            with console.capture() as captured:
+                console.print(screen(board))
+            assert "\x1b[2J" not in captured.get()
     if isinstance(found, UpdateResult):
         assert isinstance(line_of(found), str)
 
@@ -160,18 +161,26 @@ replies = st.builds(
 
 # How fast a busy machine draws examples says nothing about replies.
 @pytest.mark.parametrize(("call", "path", "kind"), CASES)
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 @given(lie=replies)
 def test_any_reply_at_all(call: Call, path: str, kind: ServerKind, lie: Reply) -> None:
     ended(call, Scene({path: lie}, kind=kind))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=10)
 @given(lie=replies)
 def test_whatever_it_says_of_whose_server_it_is(lie: Reply) -> None:
     scene = Scene({"/status": lie})
     scene.session.kind = None
     ended(HOTSWAP["state"][0], scene)
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b"[1]", b"\xff"])
+def test_what_is_no_object_says_nothing_of_whose_server_it_is(body: bytes) -> None:
+    scene = Scene({"/status": Reply(status=200, body=body)})
+    scene.session.kind = None
+    raised(ReplyMalformed, lambda: run(HOTSWAP["state"][0], scene))
+    assert scene.session.kind is None
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
