@@ -12,7 +12,7 @@ from hotswap.push.body import dtype_name
 from hotswap.push.described import NONCE_BYTES, DescribedTensor, Description
 from hotswap.types import Payload, TensorSpec
 from hotswap.weights.pieces import spec_of
-from hotswap.wire.sending import check_room, claim_room
+from hotswap.wire.sending import check_room, new_segment
 
 __all__ = ["SharedTensors"]
 
@@ -38,9 +38,8 @@ class SharedTensors(Closing):
             at += _aligned(spec.size_bytes)
         check_room(at)
         self._size_bytes = at
-        storage = torch.UntypedStorage._new_using_filename_cpu(at)
+        storage = new_segment(at)
         _, name, _ = storage._share_filename_cpu_()
-        claim_room(name, at)
         self._segment = bytes(name).decode("ascii")
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (at,), (1,))

@@ -26,7 +26,7 @@ from hotswap.wire.names import Known, spelled
 from hotswap.wire.records import Call, Fields, Items, Value
 from hotswap.wire.references import HEADER_BYTES, SHARED_MEMORY
 
-__all__ = ["check_room", "claim_room", "flattened_bucket", "named_tensors", "per_rank"]
+__all__ = ["check_room", "flattened_bucket", "named_tensors", "new_segment", "per_rank"]
 
 LOCAL_MODULE = spelled(Known.LOCAL)[0]
 """Where sglang has had ``LocalSerializedTensor`` since 0.5.16."""
@@ -129,9 +129,8 @@ def _shared(
     tensor = torch.empty(shape, dtype=dtype)
     if size_bytes:
         check_room(size_bytes)
-        storage = torch.UntypedStorage._new_using_filename_cpu(size_bytes)
+        storage = new_segment(size_bytes)
         manager, handle, _ = storage._share_filename_cpu_()
-        claim_room(handle, size_bytes)
         tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, tensor.stride())
         # torch removes the segment with the last tensor in it, and ends a process in which
         # somebody else has done so before.
@@ -151,22 +150,23 @@ def check_room(size_bytes: int) -> None:
         raise _full(size_bytes)
 
 
-def claim_room(segment: bytes, size_bytes: int) -> None:
-    """Have the system keep memory for the new ``segment`` of ``size_bytes``, all of it.
+def new_segment(size_bytes: int) -> torch.UntypedStorage:
+    """A storage in shared memory, all of which the system keeps for it: filled page by page, one
+    page too many would be a SIGBUS, and others fill ``/dev/shm`` too.
 
-    Filled page by page, as torch does it, a page too many would be a SIGBUS: others fill
-    ``/dev/shm`` too. Raises: OSError when it has no room.
+    Raises: OSError when it has no room.
     """
-    path = SHARED_MEMORY / os.fsdecode(segment).removeprefix("/")
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, size_bytes + HEADER_BYTES)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
+        storage = torch.UntypedStorage._new_using_filename_cpu(size_bytes)
+        _, name, _ = storage._share_filename_cpu_()
+        # Of torch's versions the newer have done so already.
+        with open(SHARED_MEMORY / os.fsdecode(name).removeprefix("/"), "r+b") as segment:
+            os.posix_fallocate(segment.fileno(), 0, size_bytes + HEADER_BYTES)
+    except (RuntimeError, OSError) as error:
+        if os.strerror(errno.ENOSPC) in str(error):
             raise _full(size_bytes) from error
         raise
-    finally:
-        os.close(fd)
+    return storage
 
 
 def _free_bytes() -> int:

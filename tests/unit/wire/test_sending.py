@@ -129,16 +129,34 @@ def test_a_full_shared_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("was shared")
 
 
+NO_SPACE = os.strerror(errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "place"),
+    [
+        (OSError, (errno.ENOSPC, NO_SPACE), (os, "posix_fallocate")),
+        # As torch says it.
+        (
+            RuntimeError,
+            (f"unable to allocate shared memory(shm) for file <x>: {NO_SPACE} (28)",),
+            (torch.UntypedStorage, "_new_using_filename_cpu"),
+        ),
+    ],
+)
 def test_one_that_others_have_filled_meanwhile_is_an_error_too(
     monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+    said: tuple[object, ...],
+    place: tuple[object, str],
 ) -> None:
     """There was room when it was looked for; a page too many would be a SIGBUS."""
 
-    def no_room(fd: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def no_room(*arguments: object) -> None:
+        raise kind(*said)
 
     before = own_segments()
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(*place, no_room)
     with (
         pytest.raises(OSError, match="bytes left and the tensors take 840"),
         named_tensors([("w", X)]),
@@ -147,6 +165,15 @@ def test_one_that_others_have_filled_meanwhile_is_an_error_too(
     with pytest.raises(OSError, match="bytes left and the tensors take"):
         SharedTensors.of([("w", X)])
     assert own_segments() <= before
+
+
+def test_any_other_failure_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(size_bytes: int) -> None:
+        raise RuntimeError("no torch_shm_manager")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_using_filename_cpu", broken)
+    with pytest.raises(RuntimeError, match="no torch_shm_manager"), named_tensors([("w", X)]):
+        raise AssertionError("was shared")
 
 
 def test_tensors_of_several_devices_make_no_bucket() -> None:
