@@ -7,11 +7,13 @@ applied already. What is left then cannot be repaired (XOR does not say which by
 through) and has to be made again from the base and every version since.
 
 The usual remedy that needs no format of its own is a second copy: the same blocks of 2 MiB are
-decompressed, XORed and hashed by the same pool, but the result goes into the mapping of a new
-file. Once all checksums are right the new files are made durable, then the marker names them, and
-the old ones go. Killed at any point, the marker names files that are whole and of its version; a
-damaged delta leaves them as they are. The price is a gigabyte of new pages for each version, and
-room for two copies.
+decompressed, XORed and hashed by the same pool, but the result goes into the mapping of the other
+copy. Once all checksums are right that one is made durable, and then the marker names it. Killed at
+any point, the marker names files that are whole and of its version; a damaged delta leaves
+them as they are.
+
+Both copies stay, and the next version overwrites the older one: its pages are there already, and
+making new files each time needs as much room while it goes on.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from contrib.bench.plain_reader import (
 
 __all__ = ["copy_base", "copy_version", "held"]
 
+_PREFIX = "weights_"
+
 
 def copy_base(local: Path, base: Path) -> None:
     """Make ``base`` version 0 of ``local``."""
@@ -60,8 +64,10 @@ def copy_version(local: Path, version_dir: Path, *, threads: int) -> None:
     index = json.loads((version_dir / "model.safetensors.index.json").read_text())
     version = int(index["metadata"]["version"])
     old, new = held(local), local / _name(version)
-    shutil.rmtree(new, ignore_errors=True)  # of one that was killed
-    shutil.copytree(old, new, ignore=shutil.ignore_patterns("*.safetensors"))
+    for spare in local.glob(f"{_PREFIX}*"):
+        if spare not in (old, new):
+            spare.rename(new)
+    shutil.copytree(old, new, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     blobs = {
         name: (blob, checksum)
         for file in sorted(set(index["weight_map"].values()))
@@ -72,7 +78,6 @@ def copy_version(local: Path, version_dir: Path, *, threads: int) -> None:
     for path in (*new.iterdir(), new, local):
         make_durable(path)
     mark(local, version)
-    shutil.rmtree(old)
 
 
 def _copy(old: Path, new: Path, blobs: Mapping[str, tuple[memoryview, str]], threads: int) -> None:
@@ -94,8 +99,9 @@ def _copy(old: Path, new: Path, blobs: Mapping[str, tuple[memoryview, str]], thr
 
 
 def _mapped(old: Path, new: Path) -> tuple[memoryview, memoryview]:
-    """``old`` to read, and ``new`` as long, with the same header, to write."""
-    with old.open("rb") as source, new.open("w+b") as target:
+    """``old`` to read, and ``new``, then as long and with the same header, to write."""
+    new.touch()
+    with old.open("rb") as source, new.open("r+b") as target:
         target.truncate(old.stat().st_size)
         before = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
         after = memoryview(mmap.mmap(target.fileno(), 0))
@@ -105,7 +111,7 @@ def _mapped(old: Path, new: Path) -> tuple[memoryview, memoryview]:
 
 
 def _name(version: int) -> str:
-    return f"weights_{version:06d}"
+    return f"{_PREFIX}{version:06d}"
 
 
 def _xor(old: Bytes, blob: memoryview, new: Bytes) -> str:
