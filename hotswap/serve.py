@@ -51,6 +51,7 @@ from hotswap.seams import Engine, LoadStrategy
 from hotswap.settings import Settings, SettingsError, model_directory
 from hotswap.sparse import Base
 from hotswap.stop_signals import StopSignals, end_for_certain
+from hotswap.stream.plain_reading import has_log
 from hotswap.types import PauseMode, WeightStamp
 from hotswap.uninterrupted import on_worker_thread
 
@@ -111,9 +112,17 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _checkpoint(settings: Settings) -> Path:
     try:
-        return model_directory(settings)
+        model = model_directory(settings)
     except SettingsError as error:
         raise StartError(str(error), exit_code=2) from error
+    if has_log(model):
+        # Its files are a version before the one that it holds.
+        raise StartError(
+            f"--model {model} is a local checkpoint with versions beside its files, wanted plain "
+            f"files: hotswap materialize {model}",
+            exit_code=2,
+        )
+    return model
 
 
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:

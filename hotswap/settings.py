@@ -34,6 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dialect": ("gr", "sglang"),
     "while_paused": ("auto", "reject", "hold"),
     "load_mode": ("staged", "direct"),
+    "local_checkpoint": ("materialize", "log"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("text", "json"),
 }
@@ -107,6 +108,7 @@ class Settings:
     load_strategy: str = "disk"
     source_root: tuple[str, ...] = ()
     local_root: tuple[str, ...] = ()
+    local_checkpoint: str = "materialize"
     pull_threads: int = 0
     patch_cache_mb: int = 1024
     custom_pull_weights_pre_read_hook: str | None = None
@@ -202,6 +204,8 @@ _HELP: Mapping[str, str] = {
     "resolved; repeatable; anywhere when not given",
     "local_root": "directory that pulls may write below, every symbolic link resolved; "
     "repeatable; when not given, wherever nothing is or a pull wrote before",
+    "local_checkpoint": "what pulls make of a local checkpoint: materialize (its files are the "
+    "version), or log (its files stay, deltas are kept beside them for this server to apply)",
     "pull_threads": "threads of a pull; 0 is one for every two cores, at most 8",
     "patch_cache_mb": "MiB for what pulls have changed, so that the update that follows writes no "
     "more than that; 0 loads everything each time",

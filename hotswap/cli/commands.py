@@ -275,6 +275,14 @@ COMMANDS: tuple[CliCommand, ...] = (
                 "--base", "version 0: the checkpoint that training began with", required=True
             ),
             _number("--target", "the version", _COUNT, required=True),
+            Flag(
+                name="--local-checkpoint",
+                metavar="HOW",
+                choices=("materialize", "log"),
+                default="materialize",
+                help="write the version into the files, or keep deltas beside them for hotswap's "
+                "readers to apply",
+            ),
             _THREADS,
             _LOCK,
             Flag(
@@ -283,6 +291,16 @@ COMMANDS: tuple[CliCommand, ...] = (
                 help="import path of a function (source_dir, target_version), called before the "
                 "source is looked at",
             ),
+            _JSON,
+        ),
+    ),
+    CliCommand(
+        name="materialize",
+        help="write what a local checkpoint keeps beside its files into them",
+        flags=(
+            _directory("local", "the local checkpoint"),
+            _THREADS,
+            _LOCK,
             _JSON,
         ),
     ),

@@ -79,7 +79,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
     from hotswap.cli.inspect import run_inspect
     from hotswap.cli.plugins import run_plugins
     from hotswap.cli.publish import run_prune, run_publish
-    from hotswap.cli.pull import run_pull
+    from hotswap.cli.pull import run_materialize, run_pull
     from hotswap.cli.push import run_push
     from hotswap.cli.state import run_state
     from hotswap.cli.update import run_update
@@ -94,6 +94,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
         "plugins": run_plugins,
         "prune": run_prune,
         "publish": run_publish,
+        "materialize": run_materialize,
         "pull": run_pull,
         "push": run_push,
         "state": run_state,

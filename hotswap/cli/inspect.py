@@ -53,6 +53,8 @@ def _local_lines(local: LocalSurvey) -> list[tuple[str, str]]:
     rows = {
         "local": local.local,
         "version": local.version,
+        "files at": local.plain_version if local.log_versions else None,
+        "log": _log(local) if local.log_versions else None,
         "began with": begun if local.version is not None else None,
         "base": local.base_checkpoint_dir,
         "source": local.checkpoint_source_dir,
@@ -63,6 +65,11 @@ def _local_lines(local: LocalSurvey) -> list[tuple[str, str]]:
         "trouble": local.trouble,
     }
     return [(name, str(value)) for name, value in rows.items() if value is not None]
+
+
+def _log(local: LocalSurvey) -> str:
+    versions = ", ".join(map(str, local.log_versions))
+    return f"{versions}: {_size(local.log_bytes)}, applied by hotswap's readers"
 
 
 def _show_source(source: SourceSurvey, *, as_json: bool) -> ExitCode:

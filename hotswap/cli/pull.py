@@ -1,4 +1,4 @@
-"""``hotswap pull``: bring a local checkpoint to a published version. No server is needed."""
+"""``hotswap pull`` and ``hotswap materialize``: a local checkpoint, without a server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
 
 if TYPE_CHECKING:
-    from hotswap.stream import PreRead
+    from hotswap.stream import PreRead, PullReport
 
-__all__ = ["run_pull"]
+__all__ = ["run_materialize", "run_pull"]
 
 
 def run_pull(options: argparse.Namespace) -> ExitCode:
     """Pull, and print what it cost."""
     from hotswap.errors import HotswapError
-    from hotswap.stream import pull
+    from hotswap.stream import Keep, pull
 
     try:
         pre_read = _pre_read(options.custom_pull_weights_pre_read_hook)
@@ -36,9 +36,32 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
                 lock_timeout_s=options.lock_timeout_s,
                 pre_read=pre_read,
                 progress=progress,
+                keep=Keep(options.local_checkpoint),
             )
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
         return fail("pull", error, as_json=options.json)
+    return _show(report, options)
+
+
+def run_materialize(options: argparse.Namespace) -> ExitCode:
+    """Write a log into the files that it is on, and print what it cost."""
+    from hotswap.errors import HotswapError
+    from hotswap.stream import materialize
+
+    try:
+        with bars(shown=not options.json) as progress:
+            report = materialize(
+                Path(options.local),
+                threads=options.threads,
+                lock_timeout_s=options.lock_timeout_s,
+                progress=progress,
+            )
+    except (HotswapError, ValueError, KeyboardInterrupt) as error:
+        return fail("materialize", error, as_json=options.json)
+    return _show(report, options)
+
+
+def _show(report: PullReport, options: argparse.Namespace) -> ExitCode:
     if options.json:
         print_json({**asdict(report), "local": os.path.abspath(options.local)})
     else:

@@ -140,7 +140,7 @@ _PULLED = _object(
         "success": {"const": True},
         "message": _TEXT,
         "error_message": {"type": "null"},
-        "mode": {"enum": ["noop", "delta", "fold", "seed", "reseed", "recovered"]},
+        "mode": {"enum": ["noop", "delta", "fold", "seed", "reseed", "recovered", "log"]},
         "local_version": _COUNT,
         "start_version": _COUNT,
         "versions": _list(_COUNT),

@@ -33,7 +33,7 @@ from hotswap.pre_read import operator_hook, pull_pre_read
 from hotswap.pulls.news import PullNews, outcome_of
 from hotswap.pulls.pace import Pace
 from hotswap.sparse.cache import PATCHES
-from hotswap.stream import OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
+from hotswap.stream import Keep, OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
 from hotswap.stream.applied import is_applied
 from hotswap.stream.errors import BaseChanged
 from hotswap.stream.look import FirstLook
@@ -73,6 +73,7 @@ class Puller:
         threads: int | None = None,
         pre_read: PreRead | None = None,
         wait_s: float = WAIT_S,
+        keep: Keep = Keep.FILES,
     ) -> None:
         self.base = base
         self._local_allowed = local_allowed
@@ -80,6 +81,7 @@ class Puller:
         self._threads = threads or max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._pre_read = pre_read
         self._wait_s = wait_s
+        self._keep = keep
         self._turns = OneAtATime(wait_s=wait_s, doing="pull", still="running")
         # Not those of updates: a pull that waits must not keep an update from its thread.
         self._limiter = anyio.CapacityLimiter(1)
@@ -111,6 +113,7 @@ class Puller:
             source_allowed=roots_of(values, "source-root"),
             threads=threads if isinstance(threads, int) else None,
             pre_read=looks,
+            keep=Keep(str(values.get("local-checkpoint", Keep.FILES))),
         )
 
     def __repr__(self) -> str:
@@ -212,6 +215,7 @@ class Puller:
             pre_read=self._pre_read,
             give_way=True,
             patches=PATCHES,
+            keep=self._keep,
         )
 
     def _places(self, base: RecordedBase, local: Path, source: Path) -> Places:

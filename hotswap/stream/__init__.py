@@ -23,15 +23,16 @@ from hotswap.stream.errors import (
     VersionMissing,
 )
 from hotswap.stream.layout import directory_of, published_versions
-from hotswap.stream.lock import reading
 from hotswap.stream.look import PreRead
+from hotswap.stream.materialize import materialize
+from hotswap.stream.plain_reading import reading
 from hotswap.stream.progress import Progress
 from hotswap.stream.publisher import publish_delta
 from hotswap.stream.publisher_prune import Pruned, prune
 from hotswap.stream.publisher_ranks import TorchRanks
 from hotswap.stream.publisher_trainer import Published, Publisher
 from hotswap.stream.pull import pull
-from hotswap.stream.report import PullMode, PullReport
+from hotswap.stream.report import Keep, PullMode, PullReport
 from hotswap.stream.survey import SourceSurvey, VersionSurvey, survey_source
 from hotswap.stream.survey_local import LocalSurvey, survey_local
 from hotswap.stream.verified import Fault, Verified
@@ -43,6 +44,7 @@ __all__ = [
     "DeltaDamaged",
     "DiskFull",
     "Fault",
+    "Keep",
     "LocalBusy",
     "LocalDamaged",
     "LocalDiskFailed",
@@ -68,6 +70,7 @@ __all__ = [
     "VersionMissing",
     "VersionSurvey",
     "directory_of",
+    "materialize",
     "prune",
     "publish_delta",
     "published_versions",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from hotswap.errors import UpdateRejected
+from hotswap.stream.log import holding_in
 from hotswap.stream.look import FirstLook
 from hotswap.stream.place import real_name
 from hotswap.stream.places import Places
 from hotswap.stream.source import Source
-from hotswap.stream.state import Reserved, State, parsed, read_text
+from hotswap.stream.state import Reserved, State
 
 __all__ = ["is_applied"]
 
@@ -29,9 +30,10 @@ def is_applied(
     is not looked at; ``first`` is taken before it is. Raises: OSError, SourceNotReady.
     """
     paths = Reserved(places.local)
-    state = parsed(read_text(paths.state))
-    if state is None or paths.is_pending or state.number != target:
+    held = holding_in(places.local)
+    if held is None or paths.is_pending or held.state.number != target:
         return False
+    state = held.state
     if state.base_checkpoint_dir != os.path.realpath(places.base):
         return False
     if base_digest not in (None, state.base_digest):

@@ -11,9 +11,9 @@ from hotswap.stream.errors import SourceNotReady, VersionMalformed
 from hotswap.stream.header import Header, Span, header_room, parse_header
 from hotswap.stream.layout import DeltaIndex, is_number
 from hotswap.stream.source_file import header_text, read_whole
-from hotswap.weights.readable import AnyFolder
+from hotswap.weights.readable import AnyFile, AnyFolder
 
-__all__ = ["Blob", "Delta", "locate_deltas", "read_deltas"]
+__all__ = ["Blob", "Delta", "blobs_of", "locate_deltas", "read_deltas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,13 @@ class Blob:
 
     def read(self, folder: AnyFolder) -> Delta:
         """The delta. Raises: UpdateRejected when the file is gone, OSError."""
-        whole = bytearray(self.span.length)
         with folder.open_file(self.file) as file:
-            file.read_at(self.span.offset, memoryview(whole))
+            return self.read_from(file)
+
+    def read_from(self, file: AnyFile) -> Delta:
+        """The delta, from its file. Raises: OSError."""
+        whole = bytearray(self.span.length)
+        file.read_at(self.span.offset, memoryview(whole))
         return _delta(self.index, self.name, memoryview(whole), self.checksum)
 
 
@@ -63,15 +67,32 @@ def locate_deltas(
     for file, mapped in _by_file(folder, index, lengths):
         source = f"{folder.path}: {file}"
         header = parse_header(header_text(folder, file, at_most=header_room(mapped)), source=source)
-        for name, span, checksum in _checked(header, index, mapped, source, stamped=stamped):
-            most = max_compressed_bytes(index.encoding, mapped[name])
-            if span.length > most:
-                raise VersionMalformed(
-                    f"{source}: tensor {name!r:.200} has a delta of {span.length} bytes, wanted at "
-                    f"most {most} for a tensor of this length"
-                )
-            blobs[name] = Blob(index=index, name=name, file=file, span=span, checksum=checksum)
+        for blob in blobs_of(header, index, mapped, file=file, source=source, stamped=stamped):
+            blobs[blob.name] = blob
     return blobs
+
+
+def blobs_of(
+    header: Header,
+    index: DeltaIndex,
+    lengths: Mapping[str, int],
+    *,
+    file: str,
+    source: str,
+    stamped: bool = False,
+) -> Iterator[Blob]:
+    """What the ``header`` of ``file`` says; ``lengths`` of the tensors that it has to be about.
+
+    ``source`` names the file in messages. Raises: SourceNotReady, VersionMalformed.
+    """
+    for name, span, checksum in _checked(header, index, lengths, source, stamped=stamped):
+        most = max_compressed_bytes(index.encoding, lengths[name])
+        if span.length > most:
+            raise VersionMalformed(
+                f"{source}: tensor {name!r:.200} has a delta of {span.length} bytes, wanted at "
+                f"most {most} for a tensor of this length"
+            )
+        yield Blob(index=index, name=name, file=file, span=span, checksum=checksum)
 
 
 def read_deltas(

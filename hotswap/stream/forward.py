@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 
 from hotswap.errors import UpdateRejected
-from hotswap.sparse.origin import Origin
-from hotswap.sparse.recorder import Recorder
+from hotswap.stream.append import append
 from hotswap.stream.apply import grouped
+from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.errors import LocalDamaged, SourceNotReady, StreamError
-from hotswap.stream.in_place import InPlace, stage_changes
+from hotswap.stream.in_files import OpenLocal, write_in_place
 from hotswap.stream.job import Job, read_unchanged
-from hotswap.stream.journal import JournalWriter
 from hotswap.stream.layout import spelled
+from hotswap.stream.log import Holding
 from hotswap.stream.new_copy import new_copy
-from hotswap.stream.origin import origin_of
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.source import Source
 from hotswap.stream.state import State
@@ -62,15 +61,15 @@ def _together(first: PullReport, later: PullReport) -> PullReport:
 
 def _step(job: Job) -> PullReport:
     recovered = job.local.recover()
-    state = job.local.state
-    if state is None:
+    held = job.local.held
+    if held is None:
         reason = "its state is not to be trusted" if job.local.paths.state.exists() else None
         return new_copy(job, reason)
-    reason = _why_anew(job, state)
+    reason = _why_anew(job, held.state)
     if reason is not None:
         return new_copy(job, reason)
     try:
-        report = _in_place(job, state, recovered)
+        report = _in_place(job, held, recovered)
     except LocalDamaged as error:
         _log.warning("%s; it is seeded again", error)
         return _mended(job, str(error))
@@ -139,61 +138,51 @@ def _published(job: Job, state: State) -> str | None:
         return None
 
 
-def _in_place(job: Job, state: State, recovered: bool) -> PullReport | None:
+def _in_place(job: Job, held: Holding, recovered: bool) -> PullReport | None:
     """None when the way to the target does not lead over what is applied."""
-    with job.local.open(state, allowed=job.places.local_allowed) as stored:
+    state, local, allowed = held.state, job.local, job.places.local_allowed
+    with (
+        local.open(held.plain, allowed=allowed) as stored,
+        local.open_log(held, stored, allowed=allowed) as log,
+    ):
         source = job.source(state.tensors)
         chain = Chain(start=state.number, deltas=())
         if job.target != state.number:
             chain = source.chain(job.target, at_hand={state.number})
         if chain.start != state.number:
             return None
-        if not chain.deltas:
+        if not chain.deltas and not job.is_to_fold(held):
             mode = PullMode.RECOVERED if recovered else PullMode.NOOP
             return job.report(mode, chain)
-        return _apply(job, state, stored, source, source.fitting(chain))
+        here = OpenLocal(local=local, held=held, stored=stored, log=log)
+        return _apply(job, here, source, source.fitting(chain))
 
 
-def _apply(
-    job: Job, state: State, stored: StoredTensors, source: Source, chain: Chain
-) -> PullReport:
-    with job.local.tally.phase("read"):
-        versions, digest = read_unchanged(source, chain, stored.lengths)
-    by_tensor = grouped(versions)
-    job.local.check_writable(stored.files)
-    recorder = _recorder(job, stored)
-    journal = JournalWriter(job.local.disk, job.local.paths.journal)
-    with closing(journal):
-        staging = InPlace(
-            journal=journal,
-            pool=job.local.pool,
-            tally=job.local.tally,
-            known=state.tensors,
-            recorder=recorder,
+def _apply(job: Job, here: OpenLocal, source: Source, chain: Chain) -> PullReport:
+    """Put the deltas of ``chain`` behind the log, or it and them into the files."""
+    state, lengths = here.held.state, here.stored.lengths
+    versions, digest = list[Mapping[str, Delta]](), state.index_digest
+    if chain.deltas:
+        with job.local.tally.phase("read"):
+            versions, digest = read_unchanged(source, chain, lengths)
+    limits, more, of_bytes = job.limits, len(chain.deltas), sum(lengths.values())
+    if limits is not None and limits.allow(here.held, more, of_bytes=of_bytes):
+        append(
+            here,
+            chain.deltas,
+            versions,
+            digest=digest or "",
+            source=job.source_path,
+            patches=job.patches,
         )
-        files = stage_changes(stored, by_tensor, staging)
-        after = msgspec.structs.replace(
-            state,
-            version=spelled(chain.target),
-            checkpoint_source_dir=job.source_path,
-            index_digest=digest,
-            tensors={**state.tensors, **staging.digests},
-        )
-        job.local.commit(journal, after, files=files)
-    left = None if recorder is None else _origin(job, stored)
-    if recorder is not None and left is not None:
-        recorder.keep(left)
-    mode = PullMode.DELTA if len(chain.deltas) == 1 else PullMode.FOLD
-    return job.report(mode, chain)
-
-
-def _recorder(job: Job, stored: StoredTensors) -> Recorder | None:
-    """What takes down the changes, for who keeps them."""
-    before = None if job.patches is None else _origin(job, stored)
-    if job.patches is None or before is None:
-        return None
-    return Recorder(job.patches, before)
-
-
-def _origin(job: Job, stored: StoredTensors) -> Origin | None:
-    return origin_of(job.places.local, [one.file for one in stored.files.values()])
+        return job.report(PullMode.LOG, chain)
+    after = msgspec.structs.replace(
+        state,
+        version=spelled(chain.target),
+        checkpoint_source_dir=job.source_path if chain.target else state.checkpoint_source_dir,
+        index_digest=digest,
+    )
+    write_in_place(here, grouped(versions), after, patches=job.patches)
+    whole = Chain(start=here.held.plain.number, deltas=(*here.log.indexes, *chain.deltas))
+    mode = PullMode.DELTA if len(whole.deltas) == 1 else PullMode.FOLD
+    return job.report(mode, whole)

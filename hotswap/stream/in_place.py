@@ -1,13 +1,13 @@
 """The steady state: what changes in a local checkpoint, verified and written as a journal.
 
-Rule: nothing of the checkpoint is written here. A tensor is read, changed and hashed a
-piece at a time; only words that differ go into the journal, as absolute bytes, and it
-counts only once every tensor has been verified.
+Rule: nothing of the checkpoint is written here, and without a journal nothing at all. A tensor
+is read, changed and hashed a piece at a time; only words that differ go into the journal, as
+absolute bytes, and it counts only once every tensor has been verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from hotswap.sparse.recorder import Recorder
-from hotswap.stream.apply import Fold, blame, bytes_of
+from hotswap.stream.apply import Fold, blame, bytes_of, fold
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
@@ -29,21 +29,31 @@ from hotswap.stream.words import WORD_BYTES, Words, whole_words
 __all__ = ["InPlace", "stage_changes"]
 
 
+def _none(_name: str) -> Sequence[Delta]:
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class InPlace:
-    """What a staging needs: ``known`` are the recorded xxh3-128 of the old tensors."""
+    """What a staging needs: ``known`` are the recorded xxh3-128 of the old tensors.
 
-    journal: JournalWriter
+    ``earlier`` are deltas that a tensor's own follow on; ``recorder`` does not hear of them.
+    """
+
+    journal: JournalWriter | None
     pool: Executor
     tally: Tally
     known: Mapping[str, str]
     recorder: Recorder | None = None
+    earlier: Callable[[str], Sequence[Delta]] = _none
     digests: dict[str, str] = field(default_factory=dict)
     """Filled: tensor name -> xxh3-128 of the new bytes."""
 
 
 def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple[str, ...]:
     """Put everything that ``deltas`` change into the journal; the files that it numbers.
+
+    A tensor of which only ``earlier`` deltas are known has none in ``deltas``, but its name.
 
     Raises: DeltaDamaged, LocalDamaged, OSError of the local disk.
     """
@@ -65,9 +75,29 @@ def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple
     return files
 
 
-def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: InPlace) -> None:
+def _stage(tensor: StoredTensor, file: int, own: Sequence[Delta], staging: InPlace) -> None:
+    earlier = staging.earlier(tensor.name)
+    if not earlier:
+        _stage_all(tensor, file, own, staging)
+        return
+    try:
+        _stage_all(tensor, file, (*earlier, *own), staging, recorded_from=len(earlier))
+    except DeltaDamaged:
+        _check_earlier(tensor, earlier, staging)
+        raise
+
+
+def _stage_all(
+    tensor: StoredTensor,
+    file: int,
+    deltas: Sequence[Delta],
+    staging: InPlace,
+    *,
+    recorded_from: int = 0,
+) -> None:
+    """``recorded_from``: the first of ``deltas`` that the recorder hears of."""
     length, last = tensor.span.length, deltas[-1]
-    if staging.recorder is not None:
+    if staging.recorder is not None and recorded_from < len(deltas):
         staging.recorder.begin(tensor.name, length)
     steps = [piecewise(delta, length, among=len(deltas)) for delta in deltas]
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
@@ -80,10 +110,12 @@ def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: In
         published.update(piece.data)
         if last.checksum_format != OWN_CHECKSUM:
             own.update(piece.data)
-        words = touched[0] if len(touched) == 1 else _any_of(touched, size)
-        staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
+        new = _any_of(touched[recorded_from:], size)
+        if staging.journal is not None:
+            words = _any_of(touched, size) if recorded_from else new
+            staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
         if staging.recorder is not None:
-            staging.recorder.note(tensor.name, at, words, room.view("<u8")[words])
+            staging.recorder.note(tensor.name, at, new, room.view("<u8")[new])
         staging.tally.through(done=size)
     for step in steps:
         step.finish()
@@ -95,6 +127,8 @@ def _stage(tensor: StoredTensor, file: int, deltas: Sequence[Delta], staging: In
 
 def _any_of(touched: Sequence[Words], size: int) -> Words:
     """The words of ``size`` bytes that are in any of ``touched``, which sorting would find late."""
+    if len(touched) == 1:
+        return touched[0]
     seen = np.zeros(whole_words(size) // WORD_BYTES, np.bool_)
     for words in touched:
         seen[words] = True
@@ -107,6 +141,19 @@ def _why_wrong(tensor: StoredTensor, deltas: Sequence[Delta], staging: InPlace) 
     _read(tensor, memoryview(buffer))
     _check_old(tensor, memoryview(buffer), staging)
     return blame(bytes_of(buffer), deltas)
+
+
+def _check_earlier(tensor: StoredTensor, earlier: Sequence[Delta], staging: InPlace) -> None:
+    """Raises: LocalDamaged when the copy and its ``earlier`` deltas are not what they were."""
+    buffer = bytearray(tensor.span.length)
+    _read(tensor, memoryview(buffer))
+    _check_old(tensor, memoryview(buffer), staging)
+    try:
+        whole = fold(bytes_of(buffer), earlier) is not None
+    except DeltaDamaged:
+        whole = False
+    if not whole:
+        raise LocalDamaged(f"{earlier[-1].where}: what a pull kept of it is damaged")
 
 
 def _read(tensor: StoredTensor, out: memoryview, *, offset: int = 0) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from hotswap.errors import UpdateRejected
 from hotswap.sparse.cache import PatchCache
+from hotswap.stream.append import LogLimits
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.errors import BaseChanged, SourceNotReady
 from hotswap.stream.local import LocalCheckpoint
+from hotswap.stream.log import Holding
 from hotswap.stream.look import FirstLook
 from hotswap.stream.place import real_name
 from hotswap.stream.places import Places
@@ -27,7 +29,8 @@ class Job:
     """One pull of ``target``, with the local checkpoint's lock held.
 
     ``base_digest`` is that of the base when it was recorded; None when it never was.
-    ``patches`` gets what changed, for an update that follows.
+    ``patches`` gets what changed, for an update that follows. ``limits`` are those of the log
+    that deltas go to, None where they go into the files.
     """
 
     places: Places
@@ -36,6 +39,11 @@ class Job:
     look: FirstLook
     base_digest: str | None = None
     patches: PatchCache | None = None
+    limits: LogLimits | None = None
+
+    def is_to_fold(self, held: Holding) -> bool:
+        """Whether versions lie beside the files that this pull is to write into them."""
+        return self.limits is None and held.log is not None
 
     @property
     def base_path(self) -> str:

@@ -25,6 +25,8 @@ from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.finish import finish, forget
 from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
 from hotswap.stream.lock import Held, exclusive
+from hotswap.stream.log import Holding, Log, holding_in, holding_of, spelled_log
+from hotswap.stream.log_files import OpenLog, clear_leftovers
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import (
     Reserved,
@@ -64,22 +66,22 @@ class LocalCheckpoint:
         return f"<LocalCheckpoint {self.directory}>"
 
     @property
-    def state(self) -> State | None:
+    def held(self) -> Holding | None:
         """What the last pull left; None when that is nothing, or is not to be trusted."""
-        return parsed(read_text(self.paths.state))
+        return holding_in(self.directory)
 
     @contextmanager
     def alone(self, *, timeout_s: float) -> Iterator[str | None]:
-        """Hold the exclusive lock; gives the digest of the state before it was waited for.
+        """Hold the exclusive lock; gives the digest of what was held before it was waited for.
 
         Raises: as ``exclusive``; OutsideRoots for links, OSError.
         """
         with self._place():
             self.paths.check_own()
-            before = digest_of(own_text(self.paths))
+            before = holding_of(self.paths, own_text(self.paths))
             self.disk.make_directory(self.paths.home)
         with exclusive(self.directory, timeout_s=timeout_s) as self._lock:
-            yield before
+            yield None if before is None else before.digest
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -95,6 +97,11 @@ class LocalCheckpoint:
 
     def recover(self) -> bool:
         """Finish what an earlier pull began; whether there was something. Raises: OSError."""
+        recovered = self._recover()
+        self._clear_log()
+        return recovered
+
+    def _recover(self) -> bool:
         strangers = has_strangers(self.paths)
         clear_unfinished(self.paths, self.disk)
         if strangers:
@@ -126,6 +133,11 @@ class LocalCheckpoint:
         write_durably(self.disk, self.paths.state, text, over_directory=True)
         forget(self.paths, self.disk)
 
+    def _clear_log(self) -> None:
+        """Remove what is of no log that counts."""
+        held = self.held
+        clear_leftovers(self.paths, self.disk, None if held is None else held.log)
+
     def open(self, state: State, *, allowed: Allowed | None) -> StoredTensors:
         """The copy that ``state`` speaks of, open. Raises: LocalDamaged."""
         try:
@@ -140,6 +152,23 @@ class LocalCheckpoint:
                 f"{len(state.tensors)} others"
             )
         return stored
+
+    def open_log(self, held: Holding, stored: StoredTensors, *, allowed: Allowed | None) -> OpenLog:
+        """The log that ``held`` speaks of, open; ``stored`` are the files. Raises: LocalDamaged."""
+        return OpenLog(held, stored.lengths, paths=self.paths, allowed=allowed)
+
+    def append(self, log: Log) -> None:
+        """Let ``log``, whose versions are durable, count. Raises: OSError, LocalBusy."""
+        self._check_lock()
+        text = spelled_log(log)
+        write_durably(self.disk, self.paths.log_marker, text)
+        self.tally.through(written=len(text))
+
+    def begin_log(self) -> None:
+        """Make the place for versions of a log. Raises: OSError."""
+        if not self.paths.log.exists():
+            self.disk.make_directory(self.paths.log)
+            self.disk.sync_directory(self.paths.home)
 
     def check_writable(self, names: Iterable[str]) -> None:
         """Raises: LocalDamaged for a file that a journal could not be carried out on."""
@@ -188,8 +217,8 @@ class LocalCheckpoint:
         the lock is no longer the one that was taken, nothing having changed.
         """
         try:
-            if self._lock is not None:
-                self._lock.check()
+            self._check_lock()
+            self._end_log(state)
             before = digest_of(read_text(self.paths.state))
             journal.commit(
                 Outcome(before=before, state=state, files=files, moves=moves, removes=removes)
@@ -198,6 +227,22 @@ class LocalCheckpoint:
             journal.close()
         self.tally.through(written=journal.size_bytes)
         self._finish()
+        self._clear_log()
+
+    def _end_log(self, state: State) -> None:
+        """Remove a log that would count on ``state`` too: the new state is the old one, to the bit.
+
+        The files are whole without it. A log on any other state ends with that state.
+        """
+        held = self.held
+        log = None if held is None else held.log
+        if log is not None and digest_of(spelled_out(state)) == log.on:
+            self.disk.unlink(self.paths.log_marker)
+            self.disk.sync_directory(self.paths.home)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
 
     def _finish(self) -> None:
         reader = JournalReader(self.paths.journal)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hotswap.sparse.origin import Base, FileMark, Origin
 from hotswap.stream.layout import INDEX
-from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
+from hotswap.stream.log import holding_in
+from hotswap.stream.state import Reserved, State
 from hotswap.weights.readable import AnyFile
 
 __all__ = ["origin_of"]
@@ -27,10 +28,10 @@ def origin_of(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
 
 def _origin(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
     paths = Reserved(directory)
-    text = read_text(paths.state)
-    state, digest = parsed(text), digest_of(text)
-    if state is None or digest is None or paths.journal.exists():
+    held = holding_in(directory)
+    if held is None or paths.journal.exists():
         return None
+    state = held.state
     marks = [_mark(file.name, os.fstat(file.fileno())) for file in files]
     index = directory / INDEX
     if index.exists():
@@ -39,7 +40,7 @@ def _origin(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
         directory=os.path.realpath(directory),
         version=state.number,
         index_digest=state.index_digest,
-        state_digest=digest,
+        state_digest=held.digest,
         files=tuple(sorted(marks)),
         base=_base(state),
     )

@@ -6,39 +6,33 @@ then the journal makes the rest one step.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from hotswap.niceness import give_way as giving_way
 from hotswap.sparse.cache import PatchCache
+from hotswap.stream.append import LogLimits
 from hotswap.stream.chain import Chain
 from hotswap.stream.disk import Disk, LocalDisk
-from hotswap.stream.errors import (
-    DiskFull,
-    LocalDamaged,
-    LocalDiskFailed,
-    StreamError,
-    raised_as,
-)
+from hotswap.stream.errors import StreamError
+from hotswap.stream.explained import explained
 from hotswap.stream.forward import bring_forward
 from hotswap.stream.job import Job
 from hotswap.stream.local import LocalCheckpoint
+from hotswap.stream.log import holding_of
 from hotswap.stream.look import FirstLook, PreRead
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import place_of
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
-from hotswap.stream.report import PullMode, PullReport
-from hotswap.stream.state import Reserved, digest_of, parsed, read_text
+from hotswap.stream.report import Keep, PullMode, PullReport
 from hotswap.stream.strangers import own_text
 from hotswap.weights.roots import Allowed
 
-__all__ = ["pull"]
+__all__ = ["pull", "pull_threads"]
 
 _log = logging.getLogger("hotswap.pull")
 _MAX_THREADS = 8
@@ -60,6 +54,8 @@ def pull(
     pre_read: PreRead | None = None,
     give_way: bool = False,
     patches: PatchCache | None = None,
+    keep: Keep = Keep.FILES,
+    limits: LogLimits | None = None,
 ) -> PullReport:
     """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
 
@@ -70,6 +66,7 @@ def pull(
     source is looked at, and not by who waited for another's pull of the same version.
     ``give_way``: the threads are nicer than the rest of the process, as beside serving.
     ``patches`` gets what a pull in place changed, for live weights that are at where it began.
+    ``keep``: whether deltas go into the files, or into a log beside them, within ``limits``.
 
     Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
     which whole version the directory still holds.
@@ -83,7 +80,7 @@ def pull(
     )
     _check_system()
     places.check_local(target_version)
-    with _explained(places.local), _threads(threads, give_way=give_way) as pool:
+    with explained(places.local), pull_threads(threads, give_way=give_way) as pool:
         places.check_source(target_version)
         job = Job(
             places=places,
@@ -94,6 +91,7 @@ def pull(
             look=FirstLook(pre_read, places.source, target_version),
             base_digest=base_digest,
             patches=patches,
+            limits=(limits or LogLimits()) if keep is Keep.LOG else None,
         )
         with job.local.alone(timeout_s=lock_timeout_s) as before:
             report = _done_meanwhile(job, before) or bring_forward(job)
@@ -101,7 +99,8 @@ def pull(
     return report
 
 
-def _threads(threads: int | None, *, give_way: bool) -> Executor:
+def pull_threads(threads: int | None, *, give_way: bool) -> Executor:
+    """What shares out the tensors: ``threads`` of them, one a processor without."""
     count = threads or min(_MAX_THREADS, os.cpu_count() or 1)
     begin = giving_way if give_way else None
     return ThreadPoolExecutor(count, "hotswap-pull", initializer=begin)
@@ -121,10 +120,10 @@ def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
     It had its own look at the source, and what it left is not looked at again.
     """
     paths = job.local.paths
-    text = own_text(paths)
-    state = parsed(text)
-    if state is None or digest_of(text) == before or paths.is_pending:
+    held = holding_of(paths, own_text(paths))
+    if held is None or held.digest == before or paths.is_pending or job.is_to_fold(held):
         return None
+    state = held.state
     source = job.source_path if job.target else None
     wanted = job.target, job.base_path, source
     if (state.number, state.base_checkpoint_dir, state.checkpoint_source_dir) != wanted:
@@ -132,45 +131,3 @@ def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
     if job.base_digest not in (None, state.base_digest):
         return None
     return job.report(PullMode.NOOP, Chain(start=job.target, deltas=()))
-
-
-@contextmanager
-def _explained(local: Path) -> Iterator[None]:
-    """Every failure is a StreamError that says which version is there."""
-    try:
-        with raised_as(StreamError):
-            yield
-    except OSError as error:
-        raise _of_the_disk(local, error) from error
-    except StreamError as error:
-        _told(local, error)
-        raise
-
-
-def _of_the_disk(local: Path, error: OSError) -> StreamError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = f"{local}: no room for the version ({error.strerror}); make room and pull again"
-        return _told(local, DiskFull(full))
-    return _told(local, LocalDiskFailed(f"{local}: {error}; look after the disk and pull again"))
-
-
-def _told(local: Path, error: StreamError) -> StreamError:
-    """``error``, which now says what the local checkpoint holds."""
-    damaged = isinstance(error, LocalDamaged)
-    version = error.local_version = None if damaged else _whole_version(local)
-    if Reserved(local).is_pending:
-        error.holds = f"{local} is half written, and the next pull finishes it"
-    elif version is None:
-        error.holds = f"{local} holds no whole version"
-    else:
-        error.holds = f"{local} holds version {version}, whole"
-    return error
-
-
-def _whole_version(local: Path) -> int | None:
-    paths = Reserved(local)
-    try:
-        state = parsed(read_text(paths.state))
-        return None if state is None or paths.is_pending else state.number
-    except OSError:
-        return None

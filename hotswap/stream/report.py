@@ -8,7 +8,18 @@ from enum import StrEnum
 
 from hotswap.counted import counted
 
-__all__ = ["PullMode", "PullReport"]
+__all__ = ["Keep", "PullMode", "PullReport"]
+
+
+class Keep(StrEnum):
+    """What pulls make of a local checkpoint.
+
+    ``materialize``: its files are the version, for every reader. ``log``: its files stay what
+    they were, and versions are kept beside them for readers that apply them.
+    """
+
+    FILES = "materialize"
+    LOG = "log"
 
 
 class PullMode(StrEnum):
@@ -16,7 +27,8 @@ class PullMode(StrEnum):
 
     ``noop``: it was there. ``delta``: one version in place; ``fold``: several, one write a
     tensor. ``seed``: a new copy from the base or a full version; ``reseed``: the same over an
-    old copy. ``recovered``: an earlier pull that was cut short had begun it.
+    old copy. ``recovered``: an earlier pull that was cut short had begun it. ``log``: the files
+    stayed as they were, and the versions are beside them.
     """
 
     NOOP = "noop"
@@ -25,6 +37,7 @@ class PullMode(StrEnum):
     SEED = "seed"
     RESEED = "reseed"
     RECOVERED = "recovered"
+    LOG = "log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A superset of what slime's receiver writes (``version``). Written through a temp
 file and renamed, once everything that it speaks of is durable.
 
 Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
-``journal``, ``incoming/`` and their ``*.tmp``.
+``journal``, ``incoming/``, ``log.json``, ``log/`` and their ``*.tmp``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FORBIDDEN = frozenset("/\\\0")
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Which version the directory holds and what it was made from.
+    """Which version the files of the directory hold and what they were made from.
 
     ``base_version`` is the full version that the copy began with (``000000``: the base).
     ``index_digest`` is of the applied version's index and headers, ``base_digest`` of the
@@ -99,6 +99,16 @@ class Reserved:
     def incoming(self) -> Path:
         """Files of a new version before they take their places."""
         return self.home / "incoming"
+
+    @property
+    def log_marker(self) -> Path:
+        """Which versions are to be applied on the files, in memory."""
+        return self.home / "log.json"
+
+    @property
+    def log(self) -> Path:
+        """Those versions' blobs."""
+        return self.home / "log"
 
     @property
     def is_pending(self) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.journal import JournalReader
-from hotswap.stream.state import Reserved, State, parsed, read_text
+from hotswap.stream.log import Holding, holding_in
+from hotswap.stream.log_files import OpenLog
+from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
 
 __all__ = ["LocalSurvey", "is_local", "survey_local"]
@@ -17,6 +19,8 @@ __all__ = ["LocalSurvey", "is_local", "survey_local"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSurvey:
     """``version`` and what it was made from; None where nothing trustworthy says so.
+
+    The files are at ``plain_version``, and ``log_versions``, of ``log_bytes``, are beside them.
 
     ``base_version`` is the full version that the copy began with, 0 the base. ``unfinished``
     is the version that a pull was writing when it was cut short; the next pull finishes it.
@@ -31,6 +35,9 @@ class LocalSurvey:
     files: int = 0
     tensors: int = 0
     size_bytes: int = 0
+    plain_version: int | None = None
+    log_versions: tuple[int, ...] = ()
+    log_bytes: int = 0
     unfinished: int | None = None
     trouble: str | None = None
 
@@ -44,15 +51,16 @@ def survey_local(local: Path) -> LocalSurvey:
     """Look at the state and at headers, without the lock and without reading weights."""
     local = Path(local)
     paths = Reserved(local)
-    state = parsed(read_text(paths.state))
+    held = holding_in(local)
     unfinished, trouble = _unfinished(paths)
-    if state is None:
+    if held is None:
         return LocalSurvey(
             local=str(local),
             unfinished=unfinished,
             trouble=trouble or f"{paths.state}: is not there, or not what a pull writes",
         )
-    tensors, size, wrong = _there(local, state)
+    state = held.state
+    tensors, size, wrong = _there(local, held)
     return LocalSurvey(
         local=str(local),
         version=state.number,
@@ -62,6 +70,9 @@ def survey_local(local: Path) -> LocalSurvey:
         files=len(state.files),
         tensors=tensors,
         size_bytes=size,
+        plain_version=held.plain.number,
+        log_versions=tuple(int(version.version) for version in held.versions),
+        log_bytes=0 if held.log is None else held.log.size_bytes,
         unfinished=unfinished,
         trouble=trouble or wrong,
     )
@@ -79,13 +90,25 @@ def _unfinished(paths: Reserved) -> tuple[int | None, str | None]:
     return journal.outcome.state.number, cut
 
 
-def _there(local: Path, state: State) -> tuple[int, int, str | None]:
+def _there(local: Path, held: Holding) -> tuple[int, int, str | None]:
     """Tensors and bytes of weights that are there, and what is wrong with them."""
     try:
         with StoredTensors.at(local) as stored:
             size = sum(file.file.size_bytes for file in stored.files.values())
-            different = len(stored.tensors.keys() ^ state.tensors.keys())
+            different = len(stored.tensors.keys() ^ held.plain.tensors.keys())
             wrong = f"{different} tensors are not those that the last pull left"
-            return len(stored.tensors), size, wrong if different else None
+            return (
+                len(stored.tensors),
+                size,
+                wrong if different else _log_trouble(local, held, stored),
+            )
     except UpdateRejected as error:
         return 0, 0, str(error)
+
+
+def _log_trouble(local: Path, held: Holding, stored: StoredTensors) -> str | None:
+    try:
+        OpenLog(held, stored.lengths, paths=Reserved(local)).close()
+    except LocalDamaged as error:
+        return str(error)
+    return None

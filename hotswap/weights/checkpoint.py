@@ -20,7 +20,7 @@ import torch
 
 from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
-from hotswap.types import Bucket, Manifest, Payload, TensorSpec
+from hotswap.types import Bucket, Manifest, Payload, Readable, TensorSpec
 from hotswap.weights.file_tensor import FileTensor
 from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.layout import Layout, find_layout
@@ -97,6 +97,14 @@ class Checkpoint(Closing):
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path} {len(self._manifest)} tensors>"
+
+    def lay_over(self, payloads: Mapping[str, Readable], *, owner: Closing) -> None:
+        """Deliver ``payloads`` in the place of those of the same names and specs.
+
+        ``owner`` is closed with the checkpoint.
+        """
+        self._resources.enter_context(owner)
+        self._payloads.update(payloads)
 
     def close(self) -> None:
         """Close every file and let go of every tensor. Idempotent; no read may be running."""

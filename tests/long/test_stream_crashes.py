@@ -29,5 +29,5 @@ def test_every_call_of_a_pull(
                 scenario.fail(at, code, times=times)
                 points += 1
     record_property("points", points)
-    # Over the ten ways to pull: well over 300 points.
+    # Over all ways to pull: well over 300 points.
     assert points == 9 * len(every) >= 9 * 12

@@ -105,6 +105,12 @@ def test_defaults() -> None:
             "local_root",
             ("/a", "b"),
         ),
+        (
+            ["--local-checkpoint", "log"],
+            {"HOTSWAP_LOCAL_CHECKPOINT": "log"},
+            "local_checkpoint",
+            "log",
+        ),
         (["--source-root", "/a"], {"HOTSWAP_SOURCE_ROOT": "/a"}, "source_root", ("/a",)),
         (["--workers", "1"], {"HOTSWAP_WORKERS": "1"}, "workers", 1),
     ],

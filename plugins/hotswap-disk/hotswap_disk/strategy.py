@@ -17,8 +17,9 @@ from typing import Self
 import anyio.to_thread
 
 from hotswap.errors import UpdateRejected
+from hotswap.pulls.logged import lay_log_over
 from hotswap.seams import Stage
-from hotswap.stream import reading
+from hotswap.stream.lock import reading
 from hotswap.stream.origin import origin_of
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import own_threads, uninterrupted
@@ -95,6 +96,8 @@ class _Opening:
             checkpoint = stack.enter_context(
                 closing(Checkpoint.open(self._source, allowed=self._allowed))
             )
+            # What pulls have put beside the files belongs to it.
+            lay_log_over(checkpoint, allowed=self._allowed)
             # As opened, and while no pull changes it: what is known of the live weights later.
             checkpoint.origin = origin_of(checkpoint.path, checkpoint.files)
             with self._lock:

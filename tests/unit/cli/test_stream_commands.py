@@ -330,3 +330,26 @@ def test_verify_lists_a_few_faults_of_a_kind_unless_asked(tmp_path: Path, capsys
     assert captured.out.endswith(f": {3 + int(told[1])} faults\n")
     assert main(["verify", str(local), "--verbose"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 3 + int(told[1])
+
+
+def test_a_log_and_what_becomes_of_it(tmp_path: Path, capsys: Capture) -> None:
+    local = tmp_path / "local"
+    assert shown(capsys, *pulling(local, 1))["mode"] == "seed"
+    report = shown(capsys, *pulling(local, 2), "--local-checkpoint", "log")
+    assert (report["mode"], report["versions"]) == ("log", [2])
+    assert digests_of(local) == EXPECTED["1"]
+    survey = shown(capsys, "inspect", local)
+    assert (survey["version"], survey["plain_version"], survey["log_versions"]) == (2, 1, [2])
+    assert main(["inspect", str(local)]) == 0
+    assert re.search(r"files at +1\nlog +2: .* applied by hotswap", capsys.readouterr().out)
+    assert shown(capsys, "verify", local)["versions"] == [2]
+    assert main(["serve", "--model", str(local)]) == 2
+    assert f"wanted plain files: hotswap materialize {local}" in capsys.readouterr().err
+    report = shown(capsys, "materialize", local, "--threads", "1")
+    assert (report["mode"], report["start"], report["version"]) == ("delta", 1, 2)
+    assert report["local"] == str(local)
+    assert digests_of(local) == EXPECTED["2"]
+    assert main(["materialize", str(local)]) == 0
+    assert "version 2 (noop" in capsys.readouterr().out
+    error = shown(capsys, "materialize", tmp_path / "absent", code=1)["error"]
+    assert (error["class"], error["weights"]) == ("StreamError", "untouched")

@@ -16,13 +16,15 @@ import pytest
 import safetensors.numpy
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream import LocalDiskFailed, PullPending, StreamError, pull, reading
+from hotswap.stream import Keep, LocalDiskFailed, PullPending, StreamError, pull
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
-from hotswap.stream.state import Reserved
+from hotswap.stream.lock import reading
+from hotswap.stream.log import file_of, holding_in
+from hotswap.stream.state import Reserved, unfinished
 from tests.markdown_blocks import ROOT
 from tests.unit.stream.faulty_disk import FaultyDisk, ForgetfulDisk, failing, write_left
-from tests.unit.stream.streams import Stream, contents_of, publish
+from tests.unit.stream.streams import Stream, contents_of, held_contents, publish
 
 _Setup = Callable[[Stream], int]
 
@@ -106,6 +108,41 @@ def _damaged(stream: Stream) -> int:
     return target
 
 
+def _log_begun(stream: Stream) -> int:
+    """No log yet, but what a pull left that was killed before there was one."""
+    for encoding in ("xor", "overwrite", "gap"):
+        stream.add(encoding)
+    pull_now(stream, 0)
+    unfinished(Reserved(stream.local).log_marker).write_text("{")
+    return 3
+
+
+def _log(stream: Stream) -> int:
+    """A log, and the file of a version that it does not have."""
+    for encoding in ("xor", "gap", "overwrite"):
+        stream.add(encoding)
+    pull_now(stream, 0)
+    pull_now(stream, 1, keep=Keep.LOG)
+    (Reserved(stream.local).log / file_of(2)).write_text("half a version")
+    return 3
+
+
+def _folded(stream: Stream) -> int:
+    """A log that a pull into the files finds there."""
+    target = _log(stream)
+    pull_now(stream, 2, keep=Keep.LOG)
+    return target
+
+
+def _back(stream: Stream) -> int:
+    """Back to before the log: the state will be, to the bit, the one that the log is on."""
+    for encoding in ("xor", "gap"):
+        stream.add(encoding)
+    pull_now(stream, 1)
+    pull_now(stream, 2, keep=Keep.LOG)
+    return 1
+
+
 SCENARIOS: Mapping[str, _Setup] = {
     "xor": _xor,
     "overwrite": _overwrite,
@@ -117,12 +154,27 @@ SCENARIOS: Mapping[str, _Setup] = {
     "aggregate": _aggregate,
     "recovery": _recovery,
     "damaged": _damaged,
+    "log_begun": _log_begun,
+    "log": _log,
+    "folded": _folded,
+    "back": _back,
 }
+_LOGGED = ("log_begun", "log")
 
 
-def pull_now(stream: Stream, target: int, *, disk: Disk | None = None) -> None:
+def pull_now(
+    stream: Stream, target: int, *, disk: Disk | None = None, keep: Keep = Keep.FILES
+) -> None:
     """Pull with one thread, so that calls come in the same order each time."""
-    pull(stream.local, stream.source, target, base_dir=stream.base, threads=1, disk=disk)
+    pull(
+        stream.local,
+        stream.source,
+        target,
+        base_dir=stream.base,
+        threads=1,
+        disk=disk,
+        keep=keep,
+    )
 
 
 def add_aggregate(stream: Stream, version: int, *, stamp: int | None = None) -> Path:
@@ -148,9 +200,9 @@ def add_aggregate(stream: Stream, version: int, *, stamp: int | None = None) -> 
 
 
 def whole_of(directory: Path) -> dict[str, bytes] | None:
-    """The bytes of every tensor; None where no checkpoint can be loaded."""
+    """The bytes of every tensor that is held; None where no checkpoint can be loaded."""
     try:
-        return contents_of(directory)
+        return held_contents(directory)
     except UpdateRejected:
         return None
 
@@ -160,6 +212,7 @@ class Scenario:
 
     def __init__(self, name: str, root: Path) -> None:
         self.name = name
+        self.keep = Keep.LOG if name in _LOGGED else Keep.FILES
         self.root = root
         self.stream = Stream(root)
         self.target = SCENARIOS[name](self.stream)
@@ -169,8 +222,15 @@ class Scenario:
         shutil.copytree(self.local, self.before)
         self.held = whole_of(self.before)
         counting = FaultyDisk()
-        pull_now(self.stream, self.target, disk=counting)
+        self.pull(counting)
+        held = holding_in(self.local)
+        assert held is not None
+        assert (held.log is not None) == (name in _LOGGED)
         self.calls = tuple(counting.calls)
+
+    def pull(self, disk: Disk | None = None) -> None:
+        """Pull the target in the scenario's way."""
+        pull_now(self.stream, self.target, disk=disk, keep=self.keep)
 
     def rewind(self) -> None:
         """Put the local checkpoint back to what it was before the pull."""
@@ -182,22 +242,32 @@ class Scenario:
         try:
             with reading(self.local, timeout_s=0):
                 assert whole_of(self.local) in (self.held, self.stream.at(self.target))
+                self._check_files()
         except PullPending:
             assert Reserved(self.local).is_pending
-        pull_now(self.stream, self.target)
+        self.pull()
         self.check_bytes(self.target)
 
     def check_bytes(self, version: int) -> None:
         """The local checkpoint holds ``version``, byte for byte, and nothing unfinished."""
-        assert contents_of(self.local) == self.stream.at(version)
+        assert held_contents(self.local) == self.stream.at(version)
+        self._check_files()
         assert not Reserved(self.local).journal.exists()
         assert list(Reserved(self.local).home.glob("*.tmp")) == []
+
+    def _check_files(self) -> None:
+        """Who knows of no log finds the version that the state says."""
+        held = holding_in(self.local)
+        if held is None or self.name == "damaged":
+            return
+        assert contents_of(self.local) == self.stream.at(held.plain.number)
+        assert held.log is None or self.name in (*_LOGGED, "folded", "back")
 
     def fail(self, at: int, code: int, *, times: float = 1) -> None:
         """Let one call fail (or it and all after it) and check what is left."""
         self.rewind()
         try:
-            pull_now(self.stream, self.target, disk=failing(at, code, times=times))
+            self.pull(failing(at, code, times=times))
         except StreamError as error:
             self._check_left(error.local_version)
         self.check_next_pull()
@@ -207,7 +277,7 @@ class Scenario:
         self.rewind()
         chance = None if lucky is None else random.Random(lucky)
         disk = ForgetfulDisk(self.local, lucky=chance)
-        pull_now(self.stream, self.target, disk=disk)
+        self.pull(disk)
         assert len(disk.left) == len(self.calls)
         chosen = [disk.left[point] for point in points]
         for left in chosen:
@@ -226,6 +296,7 @@ class Scenario:
             "source": str(self.stream.source),
             "base": str(self.stream.base),
             "target": self.target,
+            "keep": self.keep,
             "pulls": [[str(copy), point] for copy, point in zip(copies, points, strict=True)],
         }
         command = [sys.executable, "-m", "tests.unit.stream.killed_pulls", json.dumps(spec)]
@@ -253,7 +324,7 @@ class Scenario:
 
     def check_whole(self, version: int) -> None:
         """The directory can be loaded as ``version``."""
-        assert contents_of(self.local) == self.stream.at(version)
+        assert held_contents(self.local) == self.stream.at(version)
 
 
 ERRORS = (errno.ENOSPC, errno.EIO)

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from hotswap.stream import pull
+from hotswap.stream import Keep, pull
 from tests.unit.stream.compiled import compile_once
 from tests.unit.stream.faulty_disk import killing
 
@@ -31,6 +31,7 @@ def main(spec: dict[str, object]) -> None:
                 base_dir=Path(str(spec["base"])),
                 threads=1,
                 disk=killing(point),
+                keep=Keep(str(spec["keep"])),
             )
             os._exit(0)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

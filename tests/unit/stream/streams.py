@@ -11,10 +11,14 @@ import safetensors.numpy
 import xxhash
 
 from hotswap.errors import UpdateRejected
+from hotswap.stream.apply import fold
 from hotswap.stream.checksums import OWN_CHECKSUM
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.layout import INDEX, directory_of
+from hotswap.stream.log import holding_in
+from hotswap.stream.log_files import OpenLog
 from hotswap.stream.publisher import publish_delta
+from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
 
 Tensors = dict[str, Bytes]
@@ -49,6 +53,21 @@ def contents_of(directory: Path) -> dict[str, bytes]:
             buffer = bytearray(tensor.span.length)
             tensor.read_into(memoryview(buffer))
             found[name] = bytes(buffer)
+    return found
+
+
+def held_contents(directory: Path) -> dict[str, bytes]:
+    """The bytes of every tensor that a local checkpoint holds: its files, and its log on them."""
+    held = holding_in(directory)
+    found = contents_of(directory)
+    if held is None:
+        return found
+    lengths = {name: len(value) for name, value in found.items()}
+    with OpenLog(held, lengths, paths=Reserved(directory)) as log:
+        for name in log.names:
+            content = np.frombuffer(found[name], np.uint8).copy()
+            assert fold(content, log.deltas(name)) == held.state.tensors[name]
+            found[name] = content.tobytes()
     return found
 
 

@@ -29,7 +29,7 @@ def test_cut_short_anywhere_the_next_pull_gives_the_target(name: str, tmp_path: 
         scenario.fail(at, ERRORS[number % 2], times=math.inf if number % 3 else 1)
 
 
-@pytest.mark.parametrize("name", ["fold", "reseed"])
+@pytest.mark.parametrize("name", ["fold", "reseed", "log"])
 def test_killed_anywhere_the_next_pull_gives_the_target(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     assert scenario.kill(spread(8, len(scenario.calls))) == 8

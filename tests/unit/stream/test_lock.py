@@ -6,6 +6,7 @@ import errno
 import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -75,22 +76,24 @@ def test_readers_share_and_keep_pulls_out(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_was_replaced_while_it_was_waited_for_is_taken_anew(tmp_path: Path) -> None:
-    Reserved(tmp_path).home.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    for directory in (tmp_path, elsewhere):
+        Reserved(directory).home.mkdir(parents=True)
     order = list[str]()
 
     def wait() -> None:
         with exclusive(tmp_path, timeout_s=60):
             order.append("who waited")
 
-    with ThreadPoolExecutor(1) as pool:
-        first, another = (exclusive(tmp_path, timeout_s=0) for _ in range(2))
-        with first as held:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as another:
+        # Held already when it takes its place: either of the two files has to be waited for.
+        another.enter_context(exclusive(elsewhere, timeout_s=0))
+        with exclusive(tmp_path, timeout_s=0) as held:
             waits = pool.submit(wait)
-            Reserved(tmp_path).lock.unlink()
+            Reserved(elsewhere).lock.replace(Reserved(tmp_path).lock)
             assert not held.counts
-            another.__enter__()
         order.append("another")
-        another.__exit__(None, None, None)
+        another.close()
         waits.result()
     assert order == ["another", "who waited"]
 

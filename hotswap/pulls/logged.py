@@ -1,0 +1,84 @@
+"""A local checkpoint whose newest versions lie in its log, read as what it holds.
+
+Rule: a tensor is what its checksum says, or it cannot be read.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from hotswap.stream.apply import fold
+from hotswap.stream.errors import DeltaDamaged, LocalDamaged
+from hotswap.stream.log import holding_in
+from hotswap.stream.log_files import OpenLog
+from hotswap.stream.plain_reading import has_log
+from hotswap.stream.state import Reserved
+from hotswap.types import TensorSpec
+from hotswap.weights.checkpoint import Checkpoint
+from hotswap.weights.file_tensor import FileTensor
+from hotswap.weights.roots import Allowed
+
+__all__ = ["LoggedTensor", "lay_log_over"]
+
+
+class LoggedTensor:
+    """A tensor of a file with the deltas of an open log on it; a ``Readable``."""
+
+    __slots__ = ("_file", "_log")
+
+    def __init__(self, file: FileTensor, log: OpenLog) -> None:
+        self._file = file
+        self._log = log
+
+    def __repr__(self) -> str:
+        return f"<LoggedTensor {self._file!r}>"
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Name, dtype and shape."""
+        return self._file.spec
+
+    def read_into(self, out: torch.Tensor) -> None:
+        """Fill ``out`` (contiguous, CPU, of ``spec``), verified. Any thread; opens nothing.
+
+        Raises: as ``FileTensor.read_into``, OSError also when the bytes are others than published.
+        """
+        self._file.read_into(out)
+        content = out.detach().as_strided((out.numel(),), (1,)).view(torch.uint8).numpy()
+        try:
+            whole = fold(content, self._log.deltas(self.spec.name)) is not None
+        except (DeltaDamaged, LocalDamaged) as error:
+            raise OSError(f"tensor {self.spec.name!r}: {error}") from error
+        if not whole:
+            raise OSError(
+                f"tensor {self.spec.name!r}: the file and the versions in the log beside it do not "
+                "give the bytes that were published; remove the local checkpoint and pull again"
+            )
+
+
+def lay_log_over(checkpoint: Checkpoint, *, allowed: Allowed | None) -> None:
+    """Let ``checkpoint`` deliver what its directory holds, and not only what its files are.
+
+    Blocks; only while the directory's lock is held. Raises: LocalDamaged, OSError.
+    """
+    directory = Path(checkpoint.path)
+    held = holding_in(directory) if has_log(directory) else None
+    if held is None:
+        return
+    lengths = {spec.name: spec.size_bytes for spec in checkpoint.manifest.tensors}
+    log = OpenLog(held, lengths, paths=Reserved(directory), allowed=allowed)
+    try:
+        payloads = dict(chain.from_iterable(checkpoint.buckets()))
+        over = dict[str, LoggedTensor]()
+        for name in log.names:
+            payload = payloads[name]
+            if not isinstance(payload, FileTensor):
+                raise LocalDamaged(f"{directory}: has a log, and no safetensors; pull again")
+            over[name] = LoggedTensor(payload, log)
+    except BaseException:
+        log.close()
+        raise
+    checkpoint.lay_over(over, owner=log)

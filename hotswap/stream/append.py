@@ -1,0 +1,77 @@
+"""Appending versions to the log of a local checkpoint: its files stay as they are.
+
+Rule: the new tensors are made in memory, piece by piece, and verified; then the blobs are
+written, as they were published, and once they are durable the log says so in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hotswap.sparse.cache import PatchCache
+from hotswap.stream.apply import grouped
+from hotswap.stream.blobs import Delta
+from hotswap.stream.in_files import OpenLocal, recording
+from hotswap.stream.in_place import stage_changes
+from hotswap.stream.layout import DeltaIndex
+from hotswap.stream.log import LOG_FORMAT, Holding, Log
+from hotswap.stream.log_files import write_version
+from hotswap.stream.state import digest_of, read_text
+
+__all__ = ["LogLimits", "append"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """How long a log may become before a pull writes it into the files instead.
+
+    Each version of a log costs every reader the time to apply it, and disk: at most
+    ``versions``, and ``share`` of the checkpoint's bytes.
+    """
+
+    versions: int = 8
+    share: float = 0.25
+
+    def allow(self, held: Holding, more: int, *, of_bytes: int) -> bool:
+        """Whether ``more`` versions may be appended for a checkpoint of ``of_bytes``."""
+        size_bytes = 0 if held.log is None else held.log.size_bytes
+        return len(held.versions) + more <= self.versions and size_bytes <= self.share * of_bytes
+
+
+def append(
+    here: OpenLocal,
+    indexes: Sequence[DeltaIndex],
+    versions: Sequence[Mapping[str, Delta]],
+    *,
+    digest: str,
+    source: str,
+    patches: PatchCache | None,
+) -> None:
+    """Put ``versions``, the last of which has ``digest``, behind what is held.
+
+    Raises: DeltaDamaged, LocalDamaged, LocalBusy, OSError.
+    """
+    local = here.local
+    with recording(here, patches) as recorder:
+        staging = here.staging(recorder=recorder)
+        stage_changes(here.stored, grouped(versions), staging)
+        with local.tally.phase("log"):
+            local.begin_log()
+            written = list(here.held.versions)
+            for number, (index, deltas) in enumerate(zip(indexes, versions, strict=True), 1):
+                known = digest if number == len(indexes) else None
+                one = write_version(local.paths, local.disk, index, deltas, digest=known)
+                local.tally.through(written=one.size_bytes)
+                written.append(one)
+            local.disk.sync_directory(local.paths.log)
+            before = {} if here.held.log is None else here.held.log.tensors
+            local.append(
+                Log(
+                    format=LOG_FORMAT,
+                    on=digest_of(read_text(local.paths.state)) or "",
+                    checkpoint_source_dir=source,
+                    versions=tuple(written),
+                    tensors={**before, **staging.digests},
+                )
+            )

@@ -1,0 +1,177 @@
+"""The log of a local checkpoint: versions that lie beside its files and are not in them.
+
+``.weight_sync/log.json`` names them in order, and says on which state of the files they are
+to be applied; ``.weight_sync/log/`` has their blobs.
+
+Rules:
+
+* ``state.json`` is about the files alone. Who does not know of logs finds in it what it finds
+  in the files, whole.
+* A log that is on another state than the one that is there does not count: whatever writes the
+  files ends it in the same step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from hotswap.stream.checksums import CHECKSUMS
+from hotswap.stream.encodings import Encoding
+from hotswap.stream.layout import is_number, spelled
+from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
+
+__all__ = [
+    "LOG_FORMAT",
+    "Holding",
+    "Log",
+    "LoggedVersion",
+    "file_of",
+    "holding_of",
+    "holding_in",
+    "spelled_log",
+]
+
+LOG_FORMAT = 1
+"""The number of this format; a log with another is none, and the next pull removes it."""
+
+
+class LoggedVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a log. ``size_bytes`` is how long its file is.
+
+    ``index_digest``: as in a state; None for a version that was only passed through.
+    """
+
+    version: str
+    base_version: str
+    encoding: Encoding
+    checksum_format: str
+    size_bytes: int
+    index_digest: str | None = None
+
+    @property
+    def file(self) -> str:
+        """Its name in ``.weight_sync/log``."""
+        return file_of(int(self.version))
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What is applied, in memory, on files whose state has the digest ``on``.
+
+    ``tensors`` has the xxh3-128 of every tensor that the versions change, after the last.
+    """
+
+    format: int
+    on: str
+    checkpoint_source_dir: str
+    versions: tuple[LoggedVersion, ...]
+    tensors: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files of its versions."""
+        return sum(version.size_bytes for version in self.versions)
+
+    def digests(self) -> Iterator[str]:
+        """What tells the files alone, then the files with each version more, from all others."""
+        digest = xxhash.xxh3_128()
+        yield self.on
+        digest.update(self.on.encode())
+        for version in self.versions:
+            digest.update(msgspec.json.encode(version))
+            yield digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a local checkpoint holds: files in the state ``plain``, and ``log`` on them.
+
+    ``digest`` tells it from everything else that it may hold.
+    """
+
+    plain: State
+    log: Log | None
+    digest: str
+
+    @property
+    def state(self) -> State:
+        """The state of who reads the files and the log."""
+        if self.log is None:
+            return self.plain
+        last = self.log.versions[-1]
+        return msgspec.structs.replace(
+            self.plain,
+            version=last.version,
+            checkpoint_source_dir=self.log.checkpoint_source_dir,
+            index_digest=last.index_digest,
+            tensors={**self.plain.tensors, **self.log.tensors},
+        )
+
+    @property
+    def versions(self) -> Sequence[LoggedVersion]:
+        """Those of the log, oldest first."""
+        return () if self.log is None else self.log.versions
+
+
+def file_of(version: int) -> str:
+    """What the file of ``version`` is called."""
+    return f"{spelled(version)}.safetensors"
+
+
+def holding_in(directory: Path) -> Holding | None:
+    """What ``directory`` holds; None where nothing trustworthy says so. Raises: OSError."""
+    paths = Reserved(directory)
+    return holding_of(paths, read_text(paths.state))
+
+
+def holding_of(paths: Reserved, text: bytes | None) -> Holding | None:
+    """As ``holding_in``, where the state of the files is ``text``."""
+    plain, on = parsed(text), digest_of(text)
+    if plain is None or on is None:
+        return None
+    log = _parsed_log(_marker_text(paths), plain, on)
+    digest = on if log is None else list(log.digests())[-1]
+    return Holding(plain=plain, log=log, digest=digest)
+
+
+def spelled_log(log: Log) -> bytes:
+    """``log`` as it is written."""
+    return json.dumps(msgspec.to_builtins(log)).encode()
+
+
+def _marker_text(paths: Reserved) -> bytes | None:
+    """None for what is no file: a link may lead to another log, a directory to none."""
+    try:
+        regular = stat.S_ISREG(os.lstat(paths.log_marker).st_mode)
+    except FileNotFoundError:
+        return None
+    return read_text(paths.log_marker) if regular else None
+
+
+def _parsed_log(text: bytes | None, plain: State, on: str) -> Log | None:
+    """None for a log of other files, and for one that this code did not write."""
+    try:
+        log = msgspec.json.decode(text or b"", type=Log)
+    except (ValueError, RecursionError):
+        return None
+    sound = log.format == LOG_FORMAT and log.on == on and bool(log.versions)
+    return log if sound and _is_chain(log.versions, plain.number) else None
+
+
+def _is_chain(versions: Sequence[LoggedVersion], begin: int) -> bool:
+    for version in versions:
+        if not (is_number(version.version) and is_number(version.base_version)):
+            return False
+        if int(version.base_version) != begin or int(version.version) <= begin:
+            return False
+        if version.checksum_format not in CHECKSUMS or version.size_bytes < 0:
+            return False
+        begin = int(version.version)
+    return True

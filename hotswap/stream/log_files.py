@@ -1,0 +1,162 @@
+"""The blobs of a log: a file for each version, as publishers write them.
+
+Rule: a file is durable before the log names it, and is never changed after; one that no log
+names is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from hotswap.closing import Closing
+from hotswap.errors import UpdateRejected
+from hotswap.stream.blobs import Blob, Delta, blobs_of
+from hotswap.stream.disk import Disk
+from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.header import header_room
+from hotswap.stream.layout import DeltaIndex, spelled
+from hotswap.stream.log import Holding, Log, LoggedVersion, file_of
+from hotswap.stream.publisher_files import Blob as Content
+from hotswap.stream.publisher_files import blob_file_parts
+from hotswap.stream.source_file import header_of
+from hotswap.stream.state import Reserved, unfinished
+from hotswap.weights.folder import Folder, OpenFile
+from hotswap.weights.roots import Allowed
+
+__all__ = ["OpenLog", "clear_leftovers", "write_version"]
+
+
+class OpenLog(Closing):
+    """The versions of a log, open for reading; none where there is no log.
+
+    Headers were checked; a blob is read when it is asked for.
+    """
+
+    def __init__(
+        self,
+        held: Holding,
+        lengths: Mapping[str, int],
+        *,
+        paths: Reserved,
+        allowed: Allowed | None = None,
+    ) -> None:
+        """Open what ``held`` names; ``lengths``: tensor name -> bytes. Raises: LocalDamaged."""
+        self.indexes: tuple[DeltaIndex, ...] = ()
+        self._blobs: dict[str, list[tuple[OpenFile, Blob]]] = {}
+        self._stack = ExitStack()
+        if held.log is None:
+            return
+        try:
+            with Folder.open(paths.log, allowed=allowed) as folder:
+                self.indexes = tuple(
+                    self._open(folder, version, lengths) for version in held.versions
+                )
+        except (UpdateRejected, OSError) as error:
+            self._stack.close()
+            raise LocalDamaged(
+                f"{paths.log}: is not the log that the last pull left ({error})"
+            ) from error
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<OpenLog {len(self.indexes)} versions, {len(self._blobs)} tensors>"
+
+    def close(self) -> None:
+        """Close every file. Idempotent; no read may be running."""
+        self._stack.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors that any version changes."""
+        return frozenset(self._blobs)
+
+    def deltas(self, name: str) -> tuple[Delta, ...]:
+        """What changes tensor ``name``, oldest first. Opens nothing; any thread.
+
+        Raises: LocalDamaged.
+        """
+        try:
+            return tuple(blob.read_from(file) for file, blob in self._blobs.get(name, ()))
+        except OSError as error:
+            raise LocalDamaged(f"tensor {name!r:.200}: the log cannot be read ({error})") from error
+
+    def _open(
+        self, folder: Folder, version: LoggedVersion, lengths: Mapping[str, int]
+    ) -> DeltaIndex:
+        source = f"{folder.path}: {version.file}"
+        file = self._stack.enter_context(folder.open_file(version.file))
+        if file.size_bytes != version.size_bytes:
+            raise LocalDamaged(
+                f"{source}: has {file.size_bytes} bytes, but the log says {version.size_bytes}"
+            )
+        header, _ = header_of(file, source=source, at_most=header_room(lengths))
+        unknown = header.spans.keys() - lengths.keys()
+        if unknown:
+            raise LocalDamaged(f"{source}: changes {min(unknown)!r:.200}, which is not there")
+        index = DeltaIndex(
+            version=int(version.version),
+            base_version=int(version.base_version),
+            encoding=version.encoding,
+            checksum_format=version.checksum_format,
+            file_of=dict.fromkeys(header.spans, version.file),
+            text=b"",
+        )
+        mapped = {name: lengths[name] for name in header.spans}
+        for blob in blobs_of(header, index, mapped, file=version.file, source=source):
+            self._blobs.setdefault(blob.name, []).append((file, blob))
+        return index
+
+
+def write_version(
+    paths: Reserved,
+    disk: Disk,
+    index: DeltaIndex,
+    deltas: Mapping[str, Delta],
+    *,
+    digest: str | None,
+) -> LoggedVersion:
+    """Write the blobs of a version durably, and say what the log is to say. Raises: OSError."""
+    contents = [
+        Content(name=name, content=bytes(delta.blob), checksum=delta.checksum)
+        for name, delta in deltas.items()
+    ]
+    at, fd = 0, disk.open(paths.log / file_of(index.version), create=True)
+    try:
+        for part in blob_file_parts(contents):
+            disk.write(fd, at, memoryview(part))
+            at += len(part)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    return LoggedVersion(
+        version=spelled(index.version),
+        base_version=spelled(index.base_version),
+        encoding=index.encoding,
+        checksum_format=index.checksum_format,
+        size_bytes=at,
+        index_digest=digest,
+    )
+
+
+def clear_leftovers(paths: Reserved, disk: Disk, log: Log | None) -> None:
+    """Remove whatever is in the places of a log and is not of ``log``. Raises: OSError."""
+    for marker in (paths.log_marker, unfinished(paths.log_marker)):
+        if os.path.lexists(marker) and (log is None or marker != paths.log_marker):
+            disk.remove(marker)
+            disk.sync_directory(paths.home)
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(paths.log).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_directory:
+        disk.remove(paths.log)
+        return
+    named = {version.file for version in log.versions} if log is not None else set[str]()
+    for leftover in sorted(paths.log.iterdir()):
+        if leftover.name not in named:
+            disk.remove(leftover)

@@ -1,0 +1,142 @@
+"""A server whose pulls keep versions beside the files: what it serves is what was published."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotswap.cli import main
+from hotswap.sparse.cache import PATCHES
+from hotswap.stream.layout import directory_of
+from tests.process.http_client import Client
+from tests.process.in_process import load, serving
+from tests.process.stream_publisher import publisher
+
+pytestmark = pytest.mark.process
+
+ENCODINGS = ("xor", "gap", "overwrite", "gap", "xor", "gap")
+TOKENS = 6
+
+Seen = tuple[dict[str, str], list[list[int]]]
+
+
+async def seen(client: Client) -> Seen:
+    return await client.checksums(), await client.greedy([[5, 6, 7]], TOKENS)
+
+
+async def fresh(directory: Path) -> Seen:
+    """What a server shows that was started on ``directory``."""
+    async with serving(load(directory)) as started:
+        return await seen(started.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Asks for pulls into ``local`` and for updates from it."""
+
+    client: Client
+    source: Path
+    local: Path
+
+    async def pull(self, version: int) -> Any:
+        return await self.client.done(
+            "/pull_weights",
+            local_checkpoint_dir=str(self.local),
+            source_dir=str(self.source),
+            target_version=version,
+        )
+
+    async def update(self, version: int, **fields: object) -> Any:
+        return await self.client.update(self.local, weight_version=str(version), **fields)
+
+    @property
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Inode and time of the last write of each file that is not the pulls' own."""
+        found = [path for path in self.local.iterdir() if path.is_file()]
+        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def written(source: Path, version: int) -> int:
+    return sum(path.stat().st_size for path in directory_of(source, version).iterdir())
+
+
+@pytest.mark.parametrize("load_mode", ["staged", "direct"])
+async def test_it_serves_every_version_and_leaves_the_files_alone(
+    a: Path, tmp_path: Path, load_mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PATCHES.clear()
+    source, local = tmp_path / "source", tmp_path / "local"
+    async with (
+        publisher(a, source, tmp_path / "expected") as trains,
+        serving(load(a), model=str(a), local_checkpoint="log", load_mode=load_mode) as server,
+    ):
+        trainer = Trainer(server.client, source, local)
+        assert (await trainer.pull(0))["mode"] == "seed"
+        await trainer.update(0)
+        files = trainer.files
+        for version, encoding in enumerate(ENCODINGS, start=1):
+            expected = await fresh(await trains.publish(version, encoding))
+            reply = await trainer.pull(version)
+            assert (reply["mode"], reply["local_version"]) == ("log", version)
+            assert reply["written_bytes"] <= 1.5 * written(source, version)
+            assert trainer.files == files
+            if version % 2:
+                # Nobody knows what was pulled: the whole checkpoint is read, with its log.
+                PATCHES.clear()
+            told = await trainer.update(version)
+            assert told["mode"] == ("full" if version % 2 else "sparse")
+            assert await seen(server.client) == expected
+        state = json.loads((local / ".weight_sync" / "state.json").read_text())
+        assert state["version"] == "000000"
+        assert main(["materialize", str(local), "--threads", "1"]) == 0
+        assert f"version {len(ENCODINGS)} (fold" in capsys.readouterr().out
+        assert trainer.files.keys() == files.keys()
+        assert await fresh(local) == expected
+        await trainer.update(len(ENCODINGS))
+        assert await seen(server.client) == expected
+
+
+async def test_a_log_that_does_not_give_the_bytes_is_refused_and_nothing_is_touched(
+    a: Path, tmp_path: Path
+) -> None:
+    PATCHES.clear()
+    source, local = tmp_path / "source", tmp_path / "local"
+    async with (
+        publisher(a, source, tmp_path / "expected") as trains,
+        serving(load(a), model=str(a), local_checkpoint="log") as server,
+    ):
+        trainer = Trainer(server.client, source, local)
+        await trainer.pull(0)
+        for version in (1, 2):
+            expected = await trains.publish(version, "gap")
+        await trainer.pull(1)
+        await trainer.update(1)
+        before = await seen(server.client)
+        await trainer.pull(2)
+        PATCHES.clear()
+        log = local / ".weight_sync" / "log"
+        file = log / "000002.safetensors"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        told, reply = await server.client.post(
+            "/update_weights_from_disk", model_path=str(local), weight_version="2"
+        )
+        assert told != 200
+        assert "do not give the bytes that were published" in str(reply)
+        assert await seen(server.client) == before
+        os.truncate(file, 50)
+        told, reply = await server.client.post(
+            "/update_weights_from_disk", model_path=str(local), weight_version="2"
+        )
+        assert told != 200
+        assert "is not the log that the last pull left" in str(reply)
+        assert await seen(server.client) == before
+        # The next pull sees that, and makes the copy anew.
+        assert (await trainer.pull(2))["mode"] == "reseed"
+        await trainer.update(2)
+        assert await seen(server.client) == await fresh(expected)
