@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hotswap.errors import PluginError
+from hotswap.object_url import SCHEMES
 
 __all__ = ["Option", "OptionType", "add_option_flags", "option_values"]
 
@@ -91,7 +92,7 @@ class Option:
         Raises: ValueError naming the variable.
         """
         variable = variable or self.env
-        texts = [item for item in text.split(os.pathsep) if item] if self.repeatable else [text]
+        texts = _listed(text) if self.repeatable else [text]
         try:
             values = tuple(map(self.parse, texts))
         except ValueError as error:
@@ -103,6 +104,17 @@ class Option:
                 "wanted one or more, or the variable unset"
             )
         return values if self.repeatable else values[0]
+
+
+def _listed(text: str) -> list[str]:
+    """What ``os.pathsep`` separates; the colon of a known store's URL separates nothing."""
+    items = list[str]()
+    for item in text.split(os.pathsep):
+        if items and items[-1] in SCHEMES and item.startswith("//"):
+            items[-1] += f"{os.pathsep}{item}"
+        elif item:
+            items.append(item)
+    return items
 
 
 def add_option_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:

@@ -201,7 +201,8 @@ _HELP: Mapping[str, str] = {
     "load_strategy": "where the weights of an update come from that names no strategy: disk, or "
     "the strategy of a plug-in",
     "source_root": "directory that the sources of pulls must lie in, every symbolic link "
-    "resolved; repeatable; anywhere when not given",
+    "resolved, or the URL of an object store's prefix; repeatable; any directory, and no URL, "
+    "when not given",
     "local_root": "directory that pulls may write below, every symbolic link resolved; "
     "repeatable; when not given, wherever nothing is or a pull wrote before",
     "local_checkpoint": "what pulls make of a local checkpoint: materialize (its files are the "

@@ -22,19 +22,17 @@ _COLUMNS = ("version", "kind", "on", "tensors", "files", "size", "density", "cha
 def run_inspect(options: argparse.Namespace) -> ExitCode:
     """Print a table, or the same as JSON; code 1 when something cannot be pulled or read."""
     from hotswap.errors import HotswapError
+    from hotswap.stream.place import place_of
     from hotswap.stream.survey import survey_source
     from hotswap.stream.survey_local import is_local, survey_local
 
-    directory = Path(options.directory)
     try:
-        if is_local(directory):
-            local = survey_local(directory)
-            return _show_local(local, as_json=options.json)
+        place = place_of(options.directory)
+        if isinstance(place, Path) and is_local(place):
+            return _show_local(survey_local(place), as_json=options.json)
         base = None if options.base is None else Path(options.base)
         with bars(shown=not options.json) as progress:
-            source = survey_source(
-                directory, base_dir=base, density=options.density, progress=progress
-            )
+            source = survey_source(place, base_dir=base, density=options.density, progress=progress)
         return _show_source(source, as_json=options.json)
     except (HotswapError, OSError, ValueError, KeyboardInterrupt) as error:
         return fail("inspect", error, as_json=options.json)

@@ -26,6 +26,7 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
     from hotswap.cli.plugins import load_installed
     from hotswap.errors import HotswapError
     from hotswap.stream import Publisher
+    from hotswap.stream.place import absolute_place
     from hotswap.stream.stored import StoredTensors
 
     try:
@@ -34,7 +35,7 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
             StoredTensors.at(Path(os.path.abspath(options.directory))) as stored,
             bars(shown=not options.json) as progress,
             Publisher(
-                Path(os.path.abspath(options.to)),
+                absolute_place(options.to),
                 run=options.run,
                 base_dir=None if options.base is None else Path(os.path.abspath(options.base)),
                 encoding=options.encoding,
@@ -70,11 +71,10 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
     """Remove versions that are not needed any more, and print which."""
     from hotswap.errors import HotswapError
     from hotswap.stream import prune
+    from hotswap.stream.place import absolute_place
 
     try:
-        pruned = prune(
-            Path(os.path.abspath(options.source)), keep=options.keep, dry_run=options.dry_run
-        )
+        pruned = prune(absolute_place(options.source), keep=options.keep, dry_run=options.dry_run)
     except (HotswapError, OSError, KeyboardInterrupt) as error:
         return fail("prune", error, as_json=options.json)
     if options.json:

@@ -22,6 +22,7 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
     """Pull, and print what it cost."""
     from hotswap.errors import HotswapError
     from hotswap.stream import Keep, pull
+    from hotswap.stream.place import absolute_place
 
     try:
         pre_read = _pre_read(options.custom_pull_weights_pre_read_hook)
@@ -29,7 +30,7 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
             report = pull(
                 # Hooks, states and messages name the place wherever they are read.
                 Path(os.path.abspath(options.local)),
-                Path(os.path.abspath(options.source)),
+                absolute_place(options.source),
                 options.target,
                 base_dir=Path(os.path.abspath(options.base)),
                 threads=options.threads,

@@ -39,21 +39,22 @@ def run_verify(options: argparse.Namespace) -> ExitCode:
 
 
 def _verified(options: argparse.Namespace) -> Verified:
+    from hotswap.stream.place import place_of
     from hotswap.stream.survey_local import is_local
     from hotswap.stream.verify_local import verify_local
     from hotswap.stream.verify_source import verify_source
 
-    directory, threads = Path(options.directory), options.threads
+    place, threads = place_of(options.directory), options.threads
     with bars(shown=not options.json) as progress:
-        if is_local(directory):
+        if isinstance(place, Path) and is_local(place):
             return verify_local(
-                directory,
+                place,
                 threads=threads,
                 lock_timeout_s=options.lock_timeout_s,
                 progress=progress,
             )
         base = None if options.base is None else Path(options.base)
-        return verify_source(directory, base_dir=base, threads=threads, progress=progress)
+        return verify_source(place, base_dir=base, threads=threads, progress=progress)
 
 
 def _show(found: Verified, *, every: bool) -> None:

@@ -15,6 +15,7 @@ from hotswap.http.errors import RequestInvalid
 from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
 from hotswap.http.served import served
+from hotswap.object_url import is_url
 from hotswap.stream import PullReport
 
 __all__ = ["PullBody", "pull_weights"]
@@ -32,9 +33,13 @@ class PullBody(msgspec.Struct, frozen=True, kw_only=True):
     target_version: Annotated[int, Meta(ge=0, le=_MAX_VERSION)]
 
     def check(self) -> None:
-        """Raises: RequestInvalid for what can be no directory."""
+        """Raises: RequestInvalid for what can be no directory, nor a URL where one may be."""
+        if is_url(self.local_checkpoint_dir):
+            raise RequestInvalid("local_checkpoint_dir is a URL, wanted a directory of the server")
         for name in ("local_checkpoint_dir", "source_dir"):
             path = getattr(self, name)
+            if is_url(path):
+                continue  # the pull judges it, and repeats no password
             if not path.strip() or "\0" in path:
                 raise RequestInvalid(f"{name} is {path!r:.80}, wanted a directory of the server")
 

@@ -37,6 +37,8 @@ from hotswap.stream import Keep, OutsideRoots, PreRead, Progress, PullMode, Pull
 from hotswap.stream.applied import is_applied
 from hotswap.stream.errors import BaseChanged
 from hotswap.stream.look import FirstLook
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place, place_of
 from hotswap.stream.places import Places
 from hotswap.stream.recorded import RecordedBase
 from hotswap.stream.state import Reserved
@@ -110,7 +112,7 @@ class Puller:
         return cls(
             None if model is None else RecordedBase.of(str(model)),
             local_allowed=roots_of(values, "local-root"),
-            source_allowed=roots_of(values, "source-root"),
+            source_allowed=roots_of(values, "source-root", urls=True),
             threads=threads if isinstance(threads, int) else None,
             pre_read=looks,
             keep=Keep(str(values.get("local-checkpoint", Keep.FILES))),
@@ -136,7 +138,7 @@ class Puller:
                 other.observe(self._tell)
 
     def holds(
-        self, local: Path, source: Path, target: int, *, looks: bool, hooks: bool = False
+        self, local: Path, source: Path | Objects, target: int, *, looks: bool, hooks: bool = False
     ) -> bool:
         """Whether ``local`` is where ``pull`` would bring it. Blocks; any thread.
 
@@ -146,7 +148,7 @@ class Puller:
         cannot be read is not there: a pull says why. Raises: StreamError.
         """
         base = self._recorded()
-        places = self._places(base, local, source)
+        places = self._places(base, local, self._source(source, target))
         places.check(target)
         first = FirstLook(self._pre_read if hooks else None, source, target)
         try:
@@ -158,8 +160,10 @@ class Puller:
         """Bring ``local`` to version ``target`` of ``source``.
 
         One that waits for another of the same three takes its result. Cancelled while it
-        waits it does nothing; cancelled later it ends first. Raises: StreamError, Busy.
+        waits it does nothing; cancelled later it ends first. ``source`` may be a URL below a
+        root that is one. Raises: StreamError, Busy.
         """
+        self._source(source, target)  # before anybody hears of a URL that brings a password
         self._begun, self._newest = self._begun + 1, next(self._numbers)
         key = _Key(local, source, target)
         news = PullNews(number=self._newest, local=local, source=source, target=target)
@@ -203,7 +207,7 @@ class Puller:
             _refuse_strangers(local)
         return pull(
             local,
-            Path(key.source),
+            key.source,
             key.target,
             base_dir=base.path,
             base_digest=base.digest,
@@ -218,7 +222,18 @@ class Puller:
             keep=self._keep,
         )
 
-    def _places(self, base: RecordedBase, local: Path, source: Path) -> Places:
+    def _source(self, source: str | Path | Objects, target: int) -> Place:
+        """Raises: StreamError for a URL where none was allowed: it is the server that asks there,
+        with its own credentials, for whoever can reach it."""
+        place = place_of(source)
+        if target and isinstance(place, Objects) and self._source_allowed is None:
+            raise OutsideRoots(
+                f"source_dir {place} is a URL, and this server pulls from directories only; start "
+                f"it with --source-root {place}, or a URL above it"
+            )
+        return place
+
+    def _places(self, base: RecordedBase, local: Path, source: Place) -> Places:
         return Places(
             local=local,
             source=source,

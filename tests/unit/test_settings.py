@@ -112,6 +112,12 @@ def test_defaults() -> None:
             "log",
         ),
         (["--source-root", "/a"], {"HOTSWAP_SOURCE_ROOT": "/a"}, "source_root", ("/a",)),
+        (
+            ["--source-root", "/a", "--source-root", "s3://b/c", "--source-root", "gs://d"],
+            {"HOTSWAP_SOURCE_ROOT": f"/a{os.pathsep}s3://b/c{os.pathsep}gs://d"},
+            "source_root",
+            ("/a", "s3://b/c", "gs://d"),
+        ),
         (["--workers", "1"], {"HOTSWAP_WORKERS": "1"}, "workers", 1),
     ],
 )

@@ -18,10 +18,12 @@ import xxhash
 from hotswap_disk import DiskStrategy
 
 from hotswap.errors import UpdateRejected
+from hotswap.object_url import is_url
 from hotswap.pulls import Puller
 from hotswap.seams import Stage
 from hotswap.stream import directory_of
 from hotswap.stream.layout import is_number
+from hotswap.stream.place import Place, place_of, real_name
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import on_worker_thread
 from hotswap.weights.roots import Roots, roots_of
@@ -83,7 +85,7 @@ class DeltaPullStrategy:
         held: AsyncExitStack,
         copy: Update,
         placement: Placement,
-        source: Path,
+        source: Place,
         target: int,
         pulled: bool,
     ) -> Stage | None:
@@ -101,34 +103,36 @@ class DeltaPullStrategy:
         there = await on_worker_thread(partial(holds, looks=True, hooks=not pulled))
         return stage if there else None
 
-    def _directory(self, source: Path) -> Path:
+    def _directory(self, source: Place) -> Path:
         if self._roots is None:
             raise UpdateRejected(
                 "the strategy delta-pull has no place for its copy: start the server with "
                 "--local-root DIR, a directory on a local disk with room for a checkpoint"
             )
-        real = os.path.realpath(source)
+        real = real_name(source)
         digest = xxhash.xxh3_64_hexdigest(os.fsencode(real))[:8]
         name = Path(real).name.lstrip(".")[:_MAX_NAME] or "root"
         return self._roots.paths[0] / f"{name}-{digest}"
 
 
-def wanted_version(update: Update) -> tuple[Path, int]:
+def wanted_version(update: Update) -> tuple[Place, int]:
     """The source and the version in it that ``update`` asks for.
 
-    Its source is the directory of a version, or one of versions; then ``version`` says
+    Its source is the directory or URL of a version, or of versions; then ``version`` says
     which. Raises: UpdateRejected when neither names one.
     """
     if not update.source or "\0" in update.source:
         raise UpdateRejected(f"{update.source!r:.80} is no directory, wanted one of versions")
-    path = Path(os.path.normpath(update.source))
+    path: Place = Path(os.path.normpath(update.source))
+    if is_url(update.source):
+        path = place_of(update.source)
     number = path.name.removeprefix("weight_v")
     if is_number(number) and directory_of(path.parent, int(number)) == path:
         return path.parent, int(number)
     if update.version is not None and is_number(update.version):
         return path, int(update.version)
     raise UpdateRejected(
-        f"{update.source!r:.200} is no directory of one version, such as "
+        f"{str(path)!r:.200} is no directory of one version, such as "
         f"{directory_of(path, 7)}, and weight_version is {update.version!r:.80}, wanted the "
         "number of a version; send one or the other"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from hotswap.errors import UpdateRejected
 from hotswap.options import option_values
 from hotswap.plugins import load_plugins, resolve_strategies
 from hotswap.settings import OPTIONS
-from hotswap.stream import SourceNotReady, directory_of, publish_delta
+from hotswap.stream import OutsideRoots, SourceNotReady, directory_of, publish_delta
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import place_of
 from hotswap.types import Placement, Readable, Update
 
 VALUES = [np.full(64, value, np.float32) for value in (0, 1, 2, 3)]
@@ -143,6 +146,32 @@ async def test_a_source_of_any_name_has_a_copy(strategy: DeltaPullStrategy, tmp_
     assert await value_of(strategy, tmp_path / ("\N{OLD PERSIAN SIGN A}" * 60), "0") == 0
 
 
+@pytest.fixture
+def place(source: Path, tmp_path: Path) -> Iterator[Objects]:
+    """``source`` in the object store of this process."""
+    place = place_of(f"memory://{tmp_path.name}/run")
+    assert isinstance(place, Objects)
+    for path in source.rglob("*.*"):
+        target = place / path.parent.name / path.name
+        target.store.put(target.url, path.read_bytes())
+    yield place
+    for name in place.names():
+        directory, _, file = name.partition("/")
+        target = place / directory / file
+        target.store.delete(target.url)
+
+
+async def test_a_url_has_a_copy_and_needs_a_root(base: Path, copies: Path, place: Objects) -> None:
+    values = {"model": str(base), "local-root": (str(copies),)}
+    with pytest.raises(OutsideRoots, match="pulls from directories only"):
+        await value_of(DeltaPullStrategy.from_options(values), place, "2")
+    strategy = DeltaPullStrategy.from_options({**values, "source-root": (str(place),)})
+    assert await value_of(strategy, place, "2") == 2
+    assert await value_of(strategy, f"{place}/weight_v000003", None) == 3
+    (copy,) = os.listdir(copies)
+    assert copy.startswith("run-")
+
+
 async def test_without_a_root_there_is_no_place(base: Path, source: Path) -> None:
     strategy = DeltaPullStrategy.from_options({"model": str(base)})
     with pytest.raises(UpdateRejected, match="start the server with --local-root DIR"):
@@ -160,6 +189,8 @@ async def test_without_a_root_there_is_no_place(base: Path, source: Path) -> Non
         ("/s", "000007", ("/s", 7)),
         ("/s", "0", ("/s", 0)),
         ("/s/weight_v7", "8", ("/s/weight_v7", 8)),
+        ("s3://b/s/weight_v000007/", "label", ("s3://b/s", 7)),
+        ("s3://b/s", "7", ("s3://b/s", 7)),
     ],
 )
 def test_the_version_that_is_meant(
@@ -171,7 +202,16 @@ def test_the_version_that_is_meant(
 
 @pytest.mark.parametrize(
     ("source", "version"),
-    [("", "1"), ("a\0b", "1"), ("/s", None), ("/s", "new"), ("/s", "-1"), ("/s", "9" * 19)],
+    [
+        ("", "1"),
+        ("a\0b", "1"),
+        ("/s", None),
+        ("/s", "new"),
+        ("/s", "-1"),
+        ("/s", "9" * 19),
+        ("s3://b/s", None),
+        ("s3://key:pass@b/s", "1"),
+    ],
 )
 def test_what_names_no_version_is_refused(source: str, version: str | None) -> None:
     with pytest.raises(UpdateRejected, match="wanted"):
