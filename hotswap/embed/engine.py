@@ -33,7 +33,7 @@ class GatedEngine:
     Requests are the embedder's: every pause, of whatever mode, waits for the forward
     passes inside the gate and ends none. ``flush`` drops what the embedder has computed
     with the weights and kept; it is called on a worker thread and returns how many
-    entries went. Writes run on a worker thread, while the gate is closed.
+    entries went (nothing counts as none). Writes run on a worker thread, while the gate is closed.
 
     Raises: UpdateRejected for a module that is compiled with its weights folded in.
     """
@@ -43,7 +43,7 @@ class GatedEngine:
         target: WeightTarget,
         *,
         gate: ForwardGate,
-        flush: Callable[[], int] | None = None,
+        flush: Callable[[], int | None] | None = None,
         stamp: WeightStamp | None = None,
     ) -> None:
         refuse_frozen(target.module)
@@ -81,8 +81,11 @@ class GatedEngine:
         self.gate.open()
 
     async def flush(self) -> int:
-        """What the embedder's ``flush`` returns; 0 without one."""
-        return 0 if self._flush is None else await on_worker_thread(self._flush)
+        """What the embedder's ``flush`` returns; 0 without one, or when it does not count."""
+        if self._flush is None:
+            return 0
+        dropped: int | None = await on_worker_thread(self._flush)
+        return dropped or 0
 
     async def write(self, plan: Plan, bucket: Bucket) -> None:
         """Copy a bucket into the live weights. Raises: RuntimeError while the gate is open."""

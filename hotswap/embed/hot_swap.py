@@ -52,7 +52,7 @@ class HotSwap:
         *,
         settings: Settings | None = None,
         strategies: Mapping[str, LoadStrategy] | None = None,
-        flush: Callable[[], int] | None = None,
+        flush: Callable[[], int | None] | None = None,
         stamp: WeightStamp | None = None,
     ) -> None:
         target = module if isinstance(module, WeightTarget) else WeightTarget(module)

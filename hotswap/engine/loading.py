@@ -55,9 +55,12 @@ def choose_dtype(name: str | torch.dtype, config: ModelConfig) -> torch.dtype:
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """``auto`` is CUDA where there is one. Raises: ValueError for a device that is not there."""
+    """``auto`` is CUDA where there is one. Raises: ValueError for what is none, or not there."""
     has_cuda = torch.cuda.is_available()
-    device = torch.device(("cuda" if has_cuda else "cpu") if name == "auto" else name)
+    try:
+        device = torch.device(("cuda" if has_cuda else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is none, wanted auto, cpu, cuda or cuda:0") from error
     if device.type == "cuda" and not has_cuda:
         raise ValueError(f"device {name} was asked for, and torch sees no CUDA; use cpu or auto")
     return device

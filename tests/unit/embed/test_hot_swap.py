@@ -227,6 +227,13 @@ def _pass(swap: HotSwap, module: nn.Module) -> float:
         return output(module)
 
 
+async def test_a_flush_that_does_not_count_has_cleared_none(b: str) -> None:
+    kept = {"a": 1}
+    async with HotSwap(filled(1.0), flush=kept.clear) as swap:
+        assert (await swap.update(b)).entries_cleared == 0
+    assert kept == {}
+
+
 async def test_it_is_entered_once() -> None:
     swap = HotSwap(filled(1.0))
     async with swap:

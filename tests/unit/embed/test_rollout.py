@@ -83,6 +83,14 @@ def test_a_length_that_no_text_has_is_refused(length: Any) -> None:
         RolloutModelConfig(model_name_or_path="x", max_model_len=length)
 
 
+def test_a_device_that_is_none_is_refused(tmp_path: Path) -> None:
+    config = RolloutModelConfig(
+        model_name_or_path=str(make_checkpoint(tmp_path / "a")), device="abacus"
+    )
+    with pytest.raises(ValueError, match="device 'abacus' is none, wanted auto, cpu, cuda"):
+        RolloutModel(config)
+
+
 WRONG: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "meta": (lambda tensor: tensor.to("meta"), "on the meta device, without memory"),
     "sparse": (lambda tensor: tensor.to_sparse(), r"sparse \(sparse_coo\)"),
