@@ -8,7 +8,9 @@ Rules:
   on only later chunks count.
 * The version of a chunk says which push it belongs to: one of another version begins another
   count, and what the push before it has covered counts no more. A chunk without a version goes
-  on with the count there is. One that comes again after the last of its push begins the next.
+  on with the count there is.
+* The chunk that has completed a push may come once more: its reply was lost. It is known by its
+  mark, changes nothing, and begins no count. Any other chunk does.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Coverage:
         self._required = frozenset(required)
         self._covered: frozenset[str] = frozenset()
         self._version: str | None = None
+        self._last: str | None = None
 
     def __repr__(self) -> str:
         return f"<Coverage {self.covered} of {self.of}>"
@@ -59,17 +62,20 @@ class Coverage:
         """Whether all weights are covered once ``plan``, of ``version``, has been written too."""
         return self._with(plan, version) == self._required
 
-    def add(self, plan: Plan, *, version: str | None = None) -> None:
-        """``plan`` of ``version`` has been written."""
-        covered = self._with(plan, version)
+    def add(self, plan: Plan, *, version: str | None = None, mark: str | None = None) -> None:
+        """``plan`` of ``version`` has been written; ``mark`` is that of its payload."""
+        if mark is not None and mark == self._last:
+            return
+        covered, named = self._with(plan, version), version or self._version
+        self.clear()
         if covered == self._required:
-            self.clear()
+            self._last = mark
         else:
-            self._covered, self._version = covered, version or self._version
+            self._covered, self._version = covered, named
 
     def clear(self) -> None:
         """Begin again."""
-        self._covered, self._version = frozenset(), None
+        self._covered, self._version, self._last = frozenset(), None, None
 
     def note_change(self, change: Change) -> None:
         """An observer of the machine: what overwrites or releases the weights takes what chunks

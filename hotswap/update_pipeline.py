@@ -42,7 +42,7 @@ from hotswap.types import (
 )
 from hotswap.uninterrupted import on_worker_thread, uninterrupted
 from hotswap.weights.reserve import Reserve
-from hotswap.wire.strategy import PUSHED, PushStrategy, comes_in_order
+from hotswap.wire.strategy import PUSHED, PushStrategy, comes_in_order, mark_of
 from hotswap.write_window import WriteWindow
 from hotswap.writes import Writing, flush_after_commit, outcome_after, write_everything
 
@@ -308,7 +308,7 @@ class UpdatePipeline:
 
     def _count(self, update: Update, plan: Plan, outcome: Outcome) -> None:
         if outcome is Outcome.DONE and update.chunk:
-            self.coverage.add(plan, version=update.version)
+            self.coverage.add(plan, version=update.version, mark=mark_of(update))
         elif outcome is Outcome.DONE and update.scope is Scope.FULL:
             self.coverage.clear()
 

@@ -7,6 +7,7 @@ block has been entered; also those of a payload that cannot be read at all.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,9 +33,12 @@ class Received:
         *,
         refusal: UpdateRejected | None = None,
         references: Mapping[str, int] | None = None,
+        mark: str | None = None,
     ) -> None:
         """``sent`` None is a payload that ``refusal`` says is none, which has come with
-        ``references`` all the same; to open it raises that."""
+        ``references`` all the same; to open it raises that. ``mark`` is the same for the same
+        payload."""
+        self.mark = mark
         self.sent: Sent = sent or Sent(
             tensors={}, segments=frozenset(), references=references or {}
         )
@@ -63,11 +67,9 @@ class Received:
         try:
             text = chosen(payloads, rank=rank, world_size=world_size, device_uuid=device_uuid)
             mine = [text]
-            return cls(
-                decode(
-                    payload_bytes(text), load_format=load_format, rank=rank, world_size=world_size
-                )
-            )
+            payload = payload_bytes(text)
+            sent = decode(payload, load_format=load_format, rank=rank, world_size=world_size)
+            return cls(sent, mark=hashlib.blake2b(payload).hexdigest())
         except UpdateRejected as refusal:
             return cls(None, refusal=refusal, references=names_in(mine))
 

@@ -29,7 +29,7 @@ from hotswap.wire.bucket import Sent
 from hotswap.wire.pushed import Pushed
 from hotswap.wire.segments import opened
 
-__all__ = ["PUSHED", "PushStrategy", "comes_in_order", "push_update", "pushed_by"]
+__all__ = ["PUSHED", "PushStrategy", "comes_in_order", "mark_of", "push_update", "pushed_by"]
 
 PUSHED = "push"
 """The name under which a controller has a :class:`PushStrategy`."""
@@ -79,6 +79,12 @@ def pushed_by(update: Update) -> object:
 def comes_in_order(update: Update) -> bool:
     """Whether what is pushed is still coming: it can be read once, from its beginning on."""
     return bool(getattr(pushed_by(update), "in_order", False))
+
+
+def mark_of(update: Update) -> str | None:
+    """By what a payload that comes again is known; None where nothing tells it."""
+    mark = getattr(pushed_by(update), "mark", None)
+    return mark if isinstance(mark, str) else None
 
 
 class PushStrategy:

@@ -16,7 +16,14 @@ from hotswap.state import Command, Facts, State, Weights
 from hotswap.testing.module_engine import ModuleEngine
 from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
 from hotswap.types import LoadMode, PauseMode, Scope
-from hotswap.wire import PUSHED, PushStrategy
+from hotswap.wire import (
+    FLATTENED,
+    PUSHED,
+    PushStrategy,
+    Received,
+    flattened_bucket,
+    push_update,
+)
 from tests.unit.wire.test_push import Server
 
 STATE = tiny_state(4)
@@ -56,6 +63,53 @@ async def test_the_same_chunk_twice_counts_once() -> None:
     for _ in range(2):
         await server.push(chunk(0, 1))
     assert server.controller.coverage.covered == 2
+
+
+async def send(server: Server, tensors: dict[str, torch.Tensor], *, times: int = 1) -> None:
+    """A chunk whose reply was lost, and which was sent again therefore."""
+    with flattened_bucket(list(tensors.items())) as text:
+        for _ in range(times):
+            received = Received.read([text], load_format=FLATTENED)
+            try:
+                await server.controller.update(push_update(received))
+            finally:
+                received.release()
+
+
+async def test_the_last_chunk_twice_begins_no_push() -> None:
+    """verl sends again what was not answered, and tells no version."""
+    server = await paused()
+    coverage = server.controller.coverage
+    for number in range(len(NAMES)):
+        await send(server, chunk(number), times=2)
+    assert (coverage.covered, coverage.begun) == (0, False)
+    # The next push: were the last chunk counted for it, it would be whole one chunk too early.
+    for number in range(len(NAMES) - 1):
+        await send(server, chunk(number))
+    assert (coverage.covered, coverage.begun) == (len(NAMES) - 1, True)
+    with pytest.raises(UpdateRejected):
+        await send(server, BAD)
+    assert state_of(server) is State.INVALID
+
+
+async def test_another_chunk_of_the_same_names_begins_one() -> None:
+    server = await paused()
+    for number in (*range(len(NAMES)), len(NAMES) - 1):
+        await send(server, chunk(number))
+    assert server.controller.coverage.covered == 1
+
+
+async def test_after_a_full_update_a_chunk_that_comes_again_begins_one() -> None:
+    server = await paused()
+    await send(server, chunk(*range(len(NAMES) - 1)))
+    with flattened_bucket(list(chunk(len(NAMES) - 1).items())) as text:
+        for scope in (None, Scope.FULL, None):
+            if scope is Scope.FULL:
+                await server.push(STATE, scope=scope)
+            else:
+                received = Received.read([text], load_format=FLATTENED)
+                await server.controller.update(push_update(received))
+    assert server.controller.coverage.covered == 1
 
 
 async def test_a_bad_first_chunk_changes_nothing() -> None:
