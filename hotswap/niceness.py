@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["give_way", "run_when_idle"]
+__all__ = ["give_way"]
 
 # Forward passes get nine tenths of a core that they share with such a thread: at equal
 # shares each decode step would take twice as long, beside busy neighbours longer.
@@ -13,21 +13,10 @@ _NICENESS = 10
 
 
 def give_way() -> None:
-    """Make this thread nicer, for good. Linux alone has a niceness for each thread."""
-    if sys.platform == "linux":
-        os.nice(_NICENESS)
+    """Make this thread nicer than the process, for good; what it starts is as nice.
 
-
-def run_when_idle() -> None:
-    """Have this thread, and those that it will start, run only where no other one wants to.
-
-    For good. A thread that is merely nicer keeps a core for up to a tick (4 ms) after a forward
-    pass wants it back, and a decode step wants one back a few hundred times. Where the system
-    lacks or forbids it the thread is nicer.
+    Linux alone has a niceness for each thread. One that is nice already stays as it is.
     """
-    if sys.platform != "linux":
-        return
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        give_way()
+    if sys.platform == "linux":
+        wanted = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS
+        os.nice(max(0, wanted - os.nice(0)))

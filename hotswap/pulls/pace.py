@@ -1,8 +1,9 @@
 """Half of the time for a pull whose threads have to wait, so that decode steps stay short.
 
-A thread that runs only when idle still costs generation something: each of its calls takes the
-interpreter's lock back for a moment, and the kernel copies up to megabytes before it lets go of a
-core. How much of that meets one decode step is bounded here by how much of the time it runs at all.
+A thread costs generation something however nice it is: each of its calls takes the interpreter's
+lock back for a moment, and it lets go of a core at the next tick at worst, or when the kernel has
+copied its megabytes. How much of that meets one decode step is bounded here by how much of the
+time it runs at all.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from anyio import from_thread, to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from hotswap.command_queue import OneAtATime
-from hotswap.niceness import run_when_idle
+from hotswap.niceness import give_way
 from hotswap.plugin_hooks import PreReadHook, with_options
 from hotswap.pre_read import operator_hook, pull_pre_read
 from hotswap.pulls.news import PullNews, outcome_of
@@ -275,11 +275,11 @@ class Puller:
 
 
 def _yielding(work: Callable[[], PullReport]) -> PullReport:
-    """``work`` on a thread that lets all others go first, as do those that it starts.
+    """``work`` on a thread that is nicer than those of the server, as are those that it starts.
 
     No thread can take that back: it has this one pull and ends.
     """
-    with ThreadPoolExecutor(1, "hotswap-pull-lead", initializer=run_when_idle) as lead:
+    with ThreadPoolExecutor(1, "hotswap-pull-lead", initializer=give_way) as lead:
         return lead.submit(copy_context().run, work).result()
 
 
