@@ -19,6 +19,8 @@ from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.encodings import Bytes, Encoding, encode, encoding_named
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, directory_of
+from hotswap.stream.objects import Objects
+from hotswap.stream.place import place_of
 from hotswap.stream.publisher_index import delta_index
 
 __all__ = ["Change", "publish_delta"]
@@ -65,7 +67,10 @@ def publish_delta(
         if twice:
             raise StreamError(f"tensor {min(twice)!r} is in two parts, wanted it in one")
         weight_map |= dict.fromkeys(part, file)
-    directory = directory_of(Path(source), version)
+    place = place_of(source)
+    if isinstance(place, Objects):
+        raise StreamError(f"{place}: is a URL, and this writes directories only; use a Publisher")
+    directory = directory_of(place, version)
     if (directory / INDEX).exists():
         raise StreamError(
             f"{directory}: version {version} is published already, and readers may have it; "

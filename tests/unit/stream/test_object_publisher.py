@@ -122,6 +122,20 @@ def test_versions_anchors_aggregates_and_a_restart(shop: Shop) -> None:
         shop.publisher(run="b")
 
 
+def test_hooks_hear_of_the_url(shop: Shop) -> None:
+    heard = list[tuple[str, str | None]]()
+
+    async def hook(directory: str, version: str | None) -> None:
+        heard.append((directory, version))
+        assert shop.check() == 1
+
+    with Publisher(
+        shop.place, run="a", base_dir=shop.base, threads=1, post_write=[hook]
+    ) as publisher:
+        shop.publish(publisher)
+    assert heard == [(f"{URL}/weight_v000001", "000001")]
+
+
 def test_another_source_is_not_taken_over(shop: Shop) -> None:
     with shop.publisher() as publisher:
         shop.publish(publisher)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from hotswap.stream import (
     SourceUnusable,
     StreamError,
     VersionMalformed,
+    publish_delta,
     published_versions,
     pull,
     survey_source,
@@ -113,6 +115,18 @@ def test_every_version_is_pulled_and_looked_at_as_from_a_directory(stored: Store
     assert replace(here, source="") == replace(there, source="")
     verified = verify_source(stored.place, base_dir=base)
     assert (verified.faults, verified.versions) == ((), (1, 2, 3, 4, 5))
+
+
+def test_a_hook_that_runs_before_the_first_look_gets_the_url(stored: Stored) -> None:
+    heard = list[tuple[object, int]]()
+
+    def hook(source: object, version: int) -> None:
+        heard.append((source, version))
+        assert stored.fs.requests == []
+
+    stream = stored.stream
+    pull(stream.local, stored.place, 1, base_dir=stream.base, pre_read=hook)
+    assert heard == [(URL, 1)]
 
 
 def test_what_is_not_whole_is_not_ready(stored: Stored) -> None:
@@ -327,6 +341,9 @@ def test_a_path_is_never_a_url(tmp_path: Path) -> None:
     assert place_of(str(tmp_path)) == tmp_path == place_of(tmp_path)
     with pytest.raises(SourceUnusable, match="lost a slash; give it as a str"):
         place_of(Path("s3://bucket/run"))
+    url: Any = "memory://bucket/run"
+    with pytest.raises(StreamError, match="is a URL, and this writes directories only"):
+        publish_delta(url, 1, [])
     with opened(tmp_path) as folder:
         assert not folder.has("nothing")
     assert real_name(tmp_path / "." / "x") == str(tmp_path / "x")
