@@ -1,6 +1,8 @@
 """Which entry points are installed, however broken the list of one dist is.
 
-Rule: a list that cannot be read costs that dist its plug-ins, and nobody else anything.
+Rule: a list that cannot be read costs that dist its plug-ins, and nobody else anything. (torch
+reads all lists for backends when it is imported, and raises for a line without an equals sign
+itself, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.)
 """
 
 from __future__ import annotations
