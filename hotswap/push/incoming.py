@@ -4,6 +4,9 @@ Rules:
 
 * They go by in order, once. At most ``WINDOW_BYTES`` lie here, and as long as they do the
   sender waits: nothing is buffered a second time.
+* The event loop copies what comes straight to where it is wanted, which is less than waking
+  a thread for it would cost. It never waits for memory: pages are found by the reader's
+  thread, and only then does the event loop write to them.
 * A reader never waits for ever: not for a sender that has gone, or that sends nothing or next
   to nothing for ``stall_s`` (:mod:`hotswap.push.pace`), and not while the server goes down.
 """
@@ -11,11 +14,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import mmap
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 from starlette.types import Message, Receive
 
 from hotswap.errors import UpdateRejected
@@ -27,6 +32,10 @@ WINDOW_BYTES = 8 * 2**20
 """Bytes that may wait for the reader before the sender has to."""
 
 _LOOK_S = 0.25
+# Found at once: enough for numpy to let go of the interpreter lock meanwhile.
+_FOUND_BYTES = 8 * 2**20
+# Taken out of the window at once, and then copied without the lock.
+_TAKEN_BYTES = 2**20
 
 
 class Incoming:
@@ -45,7 +54,9 @@ class Incoming:
         self._held_bytes = 0
         self._arrived = self._paced = 0
         self._pace = Pace(stall_s=stall_s)
-        self._target: memoryview | None = None
+        # Where bytes go at once: from _filled on up to _limit. None are held then.
+        self._out = memoryview(b"")
+        self._filled = self._limit = 0
         self._whole = False
         self._broken: str | None = None
         self._news = threading.Condition()
@@ -87,10 +98,8 @@ class Incoming:
                         self._take(body, more=more)
         except TimeoutError:
             raise UpdateRejected(silent(self._stall_s)) from None
-        taken = bytearray(min(count, self._held_bytes))
         with self._news:
-            self._copy_held(memoryview(taken))
-        return bytes(taken)
+            return b"".join(self._taken(count))
 
     def end(self, reason: str) -> None:
         """Nothing more will be read or come: who waits is told ``reason``. Idempotent."""
@@ -103,27 +112,24 @@ class Incoming:
 
     def read_into(self, out: memoryview) -> None:
         """Fill ``out`` with the next bytes. Waits. Raises: OSError."""
-        with self._news:
-            out = out[self._copy_held(out) :]
-            self._make_room()
-            if not len(out):
-                return
-            # What comes now goes there at once: a thread that is woken for each piece would
-            # have the event loop wait for the interpreter lock as often.
-            self._target = out
-            try:
-                self._wait(lambda: self._target is None)
-            finally:
-                self._target = None
+        try:
+            for start in range(0, len(out), _FOUND_BYTES):
+                end = min(start + _FOUND_BYTES, len(out))
+                _find_pages(out[start:end])
+                self._fill(out, end)
+            with self._news:
+                self._wait(lambda: self._filled == len(out))
+        finally:
+            with self._news:
+                self._out = memoryview(b"")
+                self._filled = self._limit = 0
 
     def skip(self, count: int) -> None:
         """Let the next ``count`` bytes go by. Waits. Raises: OSError."""
         while count:
             with self._news:
                 self._wait(lambda: bool(self._chunks))
-                passed = min(count, len(self._chunks[0]))
-                self._drop(passed)
-            count -= passed
+                count -= sum(map(len, self._taken(count)))
             self._make_room()
 
     @property
@@ -135,16 +141,31 @@ class Incoming:
         with self._news:
             self._arrived += len(body)
             rest = memoryview(body)
-            if self._target is not None:
-                part = min(len(self._target), len(rest))
-                self._target[:part] = rest[:part]
-                self._target, rest = self._target[part:] or None, rest[part:]
+            part = min(self._limit - self._filled, len(rest))
+            if part > 0:
+                self._out[self._filled : self._filled + part] = rest[:part]
+                self._filled += part
+                rest = rest[part:]
             if len(rest) and self._broken is None:
                 self._chunks.append(rest)
                 self._held_bytes += len(rest)
             self._whole = self._whole or not more
-            if self._target is None or self._whole:
+            if self._filled >= self._limit or self._whole:
                 self._news.notify_all()
+
+    def _fill(self, out: memoryview, end: int) -> None:
+        """Copy what is held, up to byte ``end`` of ``out``; what comes later goes there at once."""
+        while True:
+            with self._news:
+                held = self._taken(min(end - self._filled, _TAKEN_BYTES))
+                if not held:
+                    self._out, self._limit = out, end
+                    return
+            # Without the lock, which the event loop would wait for.
+            for chunk in held:
+                out[self._filled : self._filled + len(chunk)] = chunk
+                self._filled += len(chunk)
+            self._make_room()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Return once ``done``; under the lock. Raises: OSError."""
@@ -165,24 +186,24 @@ class Incoming:
             self._pace.waited(waited_s, came_bytes=self._arrived - seen)
             self._paced = self._arrived
 
-    def _copy_held(self, out: memoryview) -> int:
-        """Fill ``out`` as far as bytes are held; how far that was. Under the lock."""
-        done = 0
-        while done < len(out) and self._chunks:
-            part = min(len(out) - done, len(self._chunks[0]))
-            out[done : done + part] = self._chunks[0][:part]
-            self._drop(part)
-            done += part
-        return done
-
-    def _drop(self, count: int) -> None:
-        """Forget the first ``count`` bytes of the first chunk. Under the lock."""
-        self._held_bytes -= count
-        if count == len(self._chunks[0]):
-            self._chunks.popleft()
-        else:
-            self._chunks[0] = self._chunks[0][count:]
+    def _taken(self, count: int) -> list[memoryview]:
+        """The first ``count`` bytes that are held, or all of them. Under the lock."""
+        taken = list[memoryview]()
+        while count and self._chunks:
+            chunk = self._chunks.popleft()
+            if len(chunk) > count:
+                self._chunks.appendleft(chunk[count:])
+                chunk = chunk[:count]
+            taken.append(chunk)
+            count -= len(chunk)
+            self._held_bytes -= len(chunk)
+        return taken
 
     def _make_room(self) -> None:
         if self._held_bytes <= WINDOW_BYTES // 2:
             self._loop.call_soon_threadsafe(self._room.set)
+
+
+def _find_pages(out: memoryview) -> None:
+    """Have the system find the memory of ``out`` now, which is about to be overwritten."""
+    np.frombuffer(out, dtype=np.uint8)[:: mmap.PAGESIZE] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,28 @@ async def test_a_sender_waits_while_as_much_lies_here_as_may() -> None:
     async with asyncio.timeout(30):
         await more
     assert await read(incoming, 1) == b"x"
+
+
+@pytest.mark.parametrize("before", [0, 1, 9])
+async def test_more_than_is_taken_at_once_comes_whole(before: int) -> None:
+    """Whether it lies here when it is asked for, or comes while memory for it is found."""
+    sender = Sender()
+    incoming = sender.incoming()
+    whole = random.Random(before).randbytes(18 * 2**20 + 5)
+    pieces = [whole[start : start + 2**20] for start in range(0, len(whole), 2**20)]
+    for piece in pieces:
+        sender.send(piece)
+    sender.send(more=False)
+    for _ in range(min(before, WINDOW_BYTES // 2**20)):
+        await incoming.receive()
+    reading = asyncio.get_running_loop().create_task(read(incoming, len(whole)))
+    async with asyncio.timeout(30):
+        while incoming.rest:
+            await incoming.receive()
+            if sender.messages.empty():
+                break
+        assert await reading == whole
+    assert not incoming.rest
 
 
 @pytest.mark.parametrize("what", ["leaves", "ends", "shuts down", "stalls"])
