@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from hotswap._version import __version__
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.numbers import Seconds, Whole
 from hotswap.cli.output import print_json, usage_object
+from hotswap.cli.values import Seconds, Whole, not_empty
 from hotswap.options import Option
 
 __all__ = ["COMMANDS", "CliCommand", "Flag", "parser_of"]
@@ -28,7 +28,7 @@ class Flag:
     name: str
     help: str
     metavar: str | None = None
-    type: Callable[[str], object] = str
+    type: Callable[[str], object] = not_empty
     default: object = None
     choices: tuple[str, ...] = ()
     completes: str = ""

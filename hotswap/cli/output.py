@@ -45,7 +45,7 @@ class OutputLost(Exception):
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"done, but its result cannot be written to stdout: {error}")
-        self.by_reader = isinstance(error, BrokenPipeError)
+        self.by_reader: bool = isinstance(error, BrokenPipeError)
 
 
 def print_json(shown: Mapping[str, Any]) -> None:

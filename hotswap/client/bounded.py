@@ -57,6 +57,14 @@ def _left(timeout: float | None) -> float | None:
     return left if timeout is None else min(timeout, left)
 
 
+def _left_to_connect(timeout: float | None) -> float | None:
+    # A socket would take 0 for "do not wait at all".
+    left = _left(timeout)
+    if left == 0:
+        raise httpcore.ConnectTimeout("no time was left to connect in")
+    return left
+
+
 class BoundedTransport(httpx.HTTPTransport):
     """httpx's own, on connections that look at the time that is left.
 
@@ -94,7 +102,7 @@ class _Network(httpcore.NetworkBackend):
         inner = self._inner.connect_tcp(
             host,
             port,
-            timeout=_left(timeout),
+            timeout=_left_to_connect(timeout),
             local_address=local_address,
             socket_options=socket_options,
         )
@@ -138,7 +146,8 @@ class _Connection(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        return _Connection(self._inner.start_tls(ssl_context, server_hostname, _left(timeout)))
+        left = _left_to_connect(timeout)
+        return _Connection(self._inner.start_tls(ssl_context, server_hostname, left))
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

@@ -271,6 +271,8 @@ def _address(url: str) -> str:
     wanted = "wanted one like http://127.0.0.1:30000"
     try:
         parsed = httpx.URL(url)
+        # As it is looked up, which refuses labels that are too long.
+        parsed.raw_host.decode("ascii").encode("idna")
     except (httpx.InvalidURL, ValueError) as error:
         raise ValueError(f"the address is {without_passwords(url)!r} ({error}), {wanted}") from None
     # A port of None is the one that the scheme has.

@@ -1,4 +1,4 @@
-"""Every number that a flag takes: what is none is wrong usage, and nothing is done."""
+"""Every value that a flag takes: what is none is wrong usage, and nothing is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, Flag, parser_of
-from hotswap.cli.numbers import Seconds, Whole
+from hotswap.cli.values import Seconds, Whole, not_empty
 from hotswap.stream import Publisher, StreamError
 from tests.unit.stream.trained import first_state, write_base
 
@@ -62,7 +62,29 @@ def test_there_are_such_flags_and_each_has_a_type_of_its_own() -> None:
     assert len(flags) >= 17
     assert all(isinstance(flag.type, Whole | Seconds) for flag in flags if isinstance(flag, Flag))
     others = [flag for command in COMMANDS for flag in command.flags if flag not in flags]
-    assert {flag.type for flag in others} == {str}
+    assert {flag.type for flag in others} == {not_empty}
+
+
+TEXTS = [
+    pytest.param(command.name, flag, id=f"{command.name}{flag.name}")
+    for command in COMMANDS
+    for flag in command.flags
+    if flag.type is not_empty and (flag.metavar is not None or not flag.name.startswith("--"))
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), TEXTS)
+def test_an_empty_text_is_no_directory_and_no_name(
+    command: str, flag: Flag, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = parser_of(None)
+    for text in ("", " "):
+        words = [f"{flag.name}={text}"] if flag.name.startswith("--") else [text]
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args([command, *words])
+        assert ended.value.code == ExitCode.USAGE
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert f"{flag.name}: it is {text!r}, wanted a text that is not empty" in said
 
 
 def test_what_is_one() -> None:

@@ -1,4 +1,4 @@
-"""The numbers that flags take: what is none is refused before anything is done."""
+"""The values that flags take: what is none is refused before anything is done."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import math
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
-__all__ = ["Seconds", "Whole"]
+__all__ = ["Seconds", "Whole", "not_empty"]
 
 _MOST = 2**63 - 1
+
+
+def not_empty(text: str) -> str:
+    """``text``, of more than blanks: the empty directory would be the current one.
+
+    Raises: ArgumentTypeError.
+    """
+    if not text.strip():
+        raise ArgumentTypeError(f"it is {text!r}, wanted a text that is not empty")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
