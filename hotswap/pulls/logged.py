@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from hotswap.pulls.log_changes import LogChanges
+from hotswap.sparse.origin import Origin
 from hotswap.stream.apply import fold
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
 from hotswap.stream.log import holding_in
@@ -82,3 +84,5 @@ def lay_log_over(checkpoint: Checkpoint, *, allowed: Allowed | None) -> None:
         log.close()
         raise
     checkpoint.lay_over(over, owner=log)
+    if isinstance(checkpoint.origin, Origin):
+        checkpoint.changes = LogChanges(directory, held, checkpoint.origin, allowed=allowed)

@@ -12,7 +12,7 @@ from hotswap.stream.log import holding_in
 from hotswap.stream.state import Reserved, State
 from hotswap.weights.readable import AnyFile
 
-__all__ = ["origin_of"]
+__all__ = ["base_of", "origin_of"]
 
 
 def origin_of(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
@@ -42,7 +42,7 @@ def _origin(directory: Path, files: Iterable[AnyFile]) -> Origin | None:
         index_digest=state.index_digest,
         state_digest=held.digest,
         files=tuple(sorted(marks)),
-        base=_base(state),
+        base=base_of(state),
     )
 
 
@@ -50,7 +50,8 @@ def _mark(name: str, status: os.stat_result) -> FileMark:
     return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _base(state: State) -> Base | None:
+def base_of(state: State) -> Base | None:
+    """The base whose tensors a checkpoint in ``state`` has, None for any later version."""
     if state.number or state.base_checkpoint_dir is None or state.base_digest is None:
         return None
     return Base(path=state.base_checkpoint_dir, digest=state.base_digest)

@@ -53,12 +53,14 @@ class Checkpoint(Closing):
     ) -> None:
         """Use ``Checkpoint.open``. ``resources`` are closed with the checkpoint.
 
-        ``origin`` is which bytes these are (a ``hotswap.sparse.Origin``), for who opens one to
-        say that knows; None at first.
+        ``origin`` is which bytes these are (a ``hotswap.sparse.Origin``), and ``changes`` how
+        they came about (a ``hotswap.sparse.staging.Changes``), for who opens one to say that
+        knows; None at first.
         """
         self.path = path
         self.files: tuple[OpenFile, ...] = tuple(files)
         self.origin: object | None = None
+        self.changes: object | None = None
         self._payloads = dict(payloads)
         self._resources = resources
         self._manifest = manifest

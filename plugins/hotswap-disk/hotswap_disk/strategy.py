@@ -96,10 +96,10 @@ class _Opening:
             checkpoint = stack.enter_context(
                 closing(Checkpoint.open(self._source, allowed=self._allowed))
             )
-            # What pulls have put beside the files belongs to it.
-            lay_log_over(checkpoint, allowed=self._allowed)
             # As opened, and while no pull changes it: what is known of the live weights later.
             checkpoint.origin = origin_of(checkpoint.path, checkpoint.files)
+            # What pulls have put beside the files belongs to it.
+            lay_log_over(checkpoint, allowed=self._allowed)
             with self._lock:
                 if not self._closed:
                     self._held = stack.pop_all()

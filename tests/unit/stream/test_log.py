@@ -427,7 +427,7 @@ def test_a_survey_tells_the_files_from_the_log(stream: Stream) -> None:
 VERSIONS = st.lists(st.sampled_from(["xor", "overwrite", "gap", "full"]), min_size=1, max_size=5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(VERSIONS, st.data())
 def test_any_way_to_any_version(versions: list[str], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as root:
