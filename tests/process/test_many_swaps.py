@@ -21,7 +21,8 @@ from tests.process.reference import Reference
 from tests.process.update_routes import MODES
 from tests.tiers import mostly_long
 
-pytestmark = pytest.mark.process
+# The server is another process: there is little to trace in this one.
+pytestmark = [pytest.mark.process, pytest.mark.no_cover]
 
 CLIENTS, SWAPS = 32, 20
 ENDS = {"length", "abort", "503"}

@@ -11,7 +11,8 @@ from hotswap.testing.server import ServerProcess
 from tests.process.forked_server import ForkedServer
 from tests.process.schema_fuzz import fuzz, operations_of
 
-pytestmark = pytest.mark.process
+# The server is another process: there is little to trace in this one.
+pytestmark = [pytest.mark.process, pytest.mark.no_cover]
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ from tests.process.in_process import load, serving
 from tests.process.stream_publisher import publisher
 from tests.untraced import UNTRACED
 
-pytestmark = pytest.mark.process
+# The server is another process: there is little to trace in this one.
+pytestmark = [pytest.mark.process, pytest.mark.no_cover]
 
 VERSIONS, TOKENS = 10, 8
 LOAD, LOAD_TOKENS = 2, 60

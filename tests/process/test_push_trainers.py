@@ -15,13 +15,13 @@ import pytest
 
 from hotswap.testing.server import ServerProcess
 from tests.process.evidence import NEW_TOKENS, PROMPTS, Evidence, assert_equal
+from tests.process.forked_server import ForkedServer
 from tests.process.fresh import fresh
 from tests.process.http_client import LIMIT_S, Client, Streams, client_of
 from tests.process.own_server import own_server, rested
 from tests.process.push_trainer import CHUNKS
 from tests.process.pushing import environ
 from tests.tiers import mostly_long
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
@@ -177,7 +177,7 @@ async def test_a_trainer_is_killed_at_chunk_3_of_10(
 async def test_a_trainer_is_killed_in_its_session(a: Path, b: Path) -> None:
     """Nothing has changed, and the session is over by itself."""
     arguments = ("--session-timeout-s", "1")
-    with ServerProcess(a, *arguments, environ={"OMP_NUM_THREADS": "1", **UNTRACED}) as server:
+    with ForkedServer(a, *arguments) as server:
         async with client_of(server.base_url) as client:
             before = await client.snapshot()
             with trainer("native", server.base_url, b, "7", "3") as process:

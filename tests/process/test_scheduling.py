@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -74,11 +75,27 @@ async def test_a_short_request_beside_eight_long_ones(client: Client) -> None:
         longs = [streams.start(prompt(n, LONG), 2) for n in range(8)]
         await until_in_flight(client, 8, 0)
         short = streams.start(prompt(99, 20), 10)
-        await short.has_tokens()
-        assert [stream.ended for stream in longs] == [False] * 8
         assert (await short.finished())["output_ids"] == alone
         for stream in longs:
             assert len((await stream.finished())["output_ids"]) == 2
+
+
+async def test_the_short_one_of_a_batch_begins_before_the_long_ones_end(client: Client) -> None:
+    """On one connection, where events come in the order of the passes they are of."""
+    bodies = [generate_body(prompt(n, LONG), 2) for n in range(20, 28)]
+    bodies.append(generate_body(prompt(98, 20), 10))
+    batch = {name: [body[name] for body in bodies] for name in bodies[0]}
+    begun, ended = set[int](), list[int]()
+    async with client.http.stream("POST", "/generate", json=batch | {"stream": True}) as reply:
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            begun.add(event["index"])
+            if event["meta_info"]["finish_reason"] is not None:
+                assert 8 in begun, f"{event['index']} ended before the short one began"
+                ended.append(event["index"])
+    assert sorted(ended) == list(range(9))
 
 
 async def test_a_client_that_does_not_read_stops_nobody(client: Client) -> None:

@@ -17,7 +17,8 @@ from tests.process.evidence import PROMPTS
 from tests.process.forked_server import ForkedServer
 from tests.process.http_client import LIMIT_S, Client, Stream, Streams, client_of
 
-pytestmark = pytest.mark.process
+# The server is another process: there is little to trace in this one.
+pytestmark = [pytest.mark.process, pytest.mark.no_cover]
 
 STREAMS, SWAPS = 16, 20
 # Of different lengths, or all of them might end at once and no request live through a swap.
