@@ -61,6 +61,7 @@ CODES: Mapping[str, type[errors.HotswapError]] = {
     "outside_roots": errors.UpdateRejected,
     "pull_pending": errors.UpdateRejected,
     "source_not_ready": errors.UpdateRejected,
+    "source_unusable": errors.UpdateRejected,
     "unknown_encoding": errors.UpdateRejected,
     "version_malformed": errors.UpdateRejected,
     "version_missing": errors.UpdateRejected,
