@@ -7,6 +7,7 @@ summary is written; the counts come with the reports, as user properties.
 from __future__ import annotations
 
 import gc
+import signal
 
 import hypothesis
 import pytest
@@ -15,6 +16,10 @@ from _pytest.terminal import TerminalReporter
 # How long one example takes says how busy the machine is, and nothing of what is tested.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+# A shell that starts this in the background has Ctrl-C ignored, here and in every process that
+# is started from here; tests of it, and servers that are ended by it, would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

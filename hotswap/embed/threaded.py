@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from anyio import CancelScope
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hotswap.controller import PauseReport
@@ -113,7 +114,8 @@ class HotSwapThread:
             options=options,
         )
         self.gate.check_outside("update_async")
-        call = self._begun(update)
+        call = self._call(update)
+        call.begin()
         try:
             return await asyncio.wrap_future(call.answer)
         except asyncio.CancelledError:
@@ -138,13 +140,19 @@ class HotSwapThread:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._begun(work).result()
+            call = self._call(work)
+            try:
+                call.begin()
+                return call.answer.result()
+            except KeyboardInterrupt:
+                call.stop()
+                raise
         raise RuntimeError(
             "a blocking call on an event loop's thread would stop that loop, and forward passes "
             "on it that the update waits for; await update_async, or call it in a thread"
         )
 
-    def _begun(self, work: Callable[[], Awaitable[T]]) -> _Call[T]:
+    def _call(self, work: Callable[[], Awaitable[T]]) -> _Call[T]:
         if self._portal is None:
             raise RuntimeError("this HotSwapThread does not run; call it inside its 'with' block")
         return _Call(self._portal, work)
@@ -157,29 +165,40 @@ class _Call(Generic[T]):
     """
 
     def __init__(self, portal: BlockingPortal, work: Callable[[], Awaitable[T]]) -> None:
+        self.answer: Future[T]
+        self._portal = portal
         self._work = work
+        self._scope: CancelScope | None = None
         self._over: Future[None] = Future()
         self._over.set_running_or_notify_cancel()  # nobody who waits can cancel it
-        self.answer: Future[T] = portal.start_task_soon(self._run)
 
     def __repr__(self) -> str:
         return f"<_Call {'over' if self._over.done() else 'running'}>"
 
-    async def _run(self) -> T:
-        try:
-            return await self._work()
-        finally:
-            self._over.set_result(None)
+    def begin(self) -> None:
+        """Run the command; its ``answer`` will be there."""
+        self.answer = self._portal.start_task_soon(self._run)
 
-    def result(self) -> T:
-        """Block until the command has answered. Raises: what it raised."""
-        try:
-            return self.answer.result()
-        except KeyboardInterrupt:
-            self.answer.cancel()
-            self._over.result()
-            raise
+    def stop(self) -> None:
+        """Cancel the command and block until it is over; also where ``begin`` did not get far."""
+        # Tasks begin in the order in which they were asked for: what is to be stopped has.
+        self._portal.start_task_soon(self._stop)
+        self._over.result()
 
     async def over(self) -> None:
         """Wait until the command runs no more; on any event loop."""
         await asyncio.wrap_future(self._over)
+
+    async def _run(self) -> T:
+        with CancelScope() as self._scope:
+            try:
+                return await self._work()
+            finally:
+                self._over.set_result(None)
+        raise asyncio.CancelledError("the command was stopped")
+
+    async def _stop(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+        elif not self._over.done():
+            self._over.set_result(None)

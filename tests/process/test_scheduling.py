@@ -72,12 +72,15 @@ async def test_a_short_request_beside_eight_long_ones(client: Client) -> None:
     alone = (await client.generate(prompt(99, 20), 10))["output_ids"]
     await client.done("/flush_cache")
     async with Streams(client) as streams:
-        longs = [streams.start(prompt(n, LONG), 2) for n in range(8)]
+        # Enough tokens that a client which reads late still finds them open.
+        longs = [streams.start(prompt(n, LONG), 400) for n in range(8)]
         await until_in_flight(client, 8, 0)
         short = streams.start(prompt(99, 20), 10)
+        await short.has_tokens()
+        assert [stream.ended for stream in longs] == [False] * 8
         assert (await short.finished())["output_ids"] == alone
         for stream in longs:
-            assert len((await stream.finished())["output_ids"]) == 2
+            assert len((await stream.finished())["output_ids"]) == 400
 
 
 async def test_the_short_one_of_a_batch_begins_before_the_long_ones_end(client: Client) -> None:

@@ -7,8 +7,10 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal
 
 from hotswap.embed import HotSwap, HotSwapThread
 from hotswap.errors import ShuttingDown, UpdateRejected
@@ -148,6 +150,30 @@ def test_a_ctrl_c_before_the_first_write_undoes_the_update_and_then_raises() -> 
         assert str(swap.state) == "serving"
         assert repr(swap.gate) == "<ForwardGate open, 0 inside>"
         assert output(module) == 16.0
+        assert swap.update("B").stamp.epoch == 1
+    assert output(module) == 64.0
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before", "after"])
+def test_a_ctrl_c_while_the_other_thread_is_being_asked_leaves_nothing_running(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, steps = filled(1.0), Steps()
+    if asked:
+        steps.hold("open")
+    ask = BlockingPortal.start_task_soon
+
+    def interrupted(portal: BlockingPortal, *call: Any) -> Any:
+        monkeypatch.undo()
+        if asked:
+            ask(portal, *call)
+        raise KeyboardInterrupt
+
+    with HotSwapThread(HotSwap(module, strategies={"disk": fakes(steps, B=2.0)})) as swap:
+        monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            swap.update("B")
+        assert repr(swap.gate) == "<ForwardGate open, 0 inside>"
         assert swap.update("B").stamp.epoch == 1
     assert output(module) == 64.0
 
