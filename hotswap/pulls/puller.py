@@ -45,7 +45,7 @@ from hotswap.stream.state import Reserved
 from hotswap.uninterrupted import uninterrupted
 from hotswap.weights.roots import Allowed, roots_of
 
-__all__ = ["Puller"]
+__all__ = ["Puller", "on_the_loop"]
 
 _log = logging.getLogger("hotswap.pull")
 
@@ -64,7 +64,11 @@ class _Key:
 
 
 class Puller:
-    """Pulls for one server. Event-loop thread only; ``observe`` is for events and metrics."""
+    """Pulls for one server. Event-loop thread only; ``observe`` is for events and metrics.
+
+    ``pre_read`` is called on a thread that is not of anyio's: an async hook gets back to the
+    event loop by :func:`on_the_loop`, as ``pull_pre_read(hooks, run=on_the_loop)``.
+    """
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class Puller:
             PATCHES.limit_bytes = kept_mb * 2**20
         own = values.get("custom-pull-weights-pre-read-hook")
         before = () if own is None else (operator_hook(str(own)),)
-        looks = pull_pre_read((*before, *with_options(hooks, values)), run=_on_the_loop)
+        looks = pull_pre_read((*before, *with_options(hooks, values)), run=on_the_loop)
         return cls(
             None if model is None else RecordedBase.of(str(model)),
             local_allowed=roots_of(values, "local-root"),
@@ -287,10 +291,11 @@ _loop: ContextVar[asyncio.AbstractEventLoop] = ContextVar("loop")
 """The event loop that the threads of a pull are of."""
 
 
-def _on_the_loop(work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+def on_the_loop(work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
     """Run ``work`` on the event loop of this worker thread, or pull, and wait for it.
 
-    As ``anyio.from_thread.run``, which complains when the server ends meanwhile.
+    As ``anyio.from_thread.run``, which knows no thread of a pull, and complains when the server
+    ends meanwhile.
     """
     loop = _loop.get(None) or from_thread.run_sync(asyncio.get_running_loop)
     asyncio.run_coroutine_threadsafe(work(*args), loop).result()

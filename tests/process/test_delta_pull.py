@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from anyio import from_thread
 from hotswap_delta_pull import DeltaPullStrategy
 
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.pre_read import pull_pre_read
-from hotswap.pulls import Puller
+from hotswap.pulls import Puller, on_the_loop
 from hotswap.stream import PreRead
 from hotswap.stream.recorded import RecordedBase
 from hotswap.testing.asgi_call import AsgiCall
@@ -200,7 +199,7 @@ async def test_a_hook_that_hangs_rejects_the_update_and_nothing_else(
         await mended.wait()
 
     hook = PreReadHook(name="mounts", call=hangs, timeout_s=0.2)
-    async with served(a, copies, pull_pre_read([hook], run=from_thread.run)) as one:
+    async with served(a, copies, pull_pre_read([hook], run=on_the_loop)) as one:
         of = await both_checksums(one.client, a, b)
         for _ in range(2):
             status, reply = await one.client.post(UPDATE, **asked(source, 1))
