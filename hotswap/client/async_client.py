@@ -49,7 +49,7 @@ class AsyncClient:
         self._session = Session(url, api_key=api_key, admin_key=admin_key, kind=kind)
         self._http = http or httpx.AsyncClient(trust_env=False)
         self._owned = http is None
-        self._driver = AsyncDriver(self._http, self._session.url)
+        self._driver = AsyncDriver(self._http, self._session.address)
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self._session.url} {self._session.kind or 'not asked yet'}>"
@@ -210,7 +210,7 @@ class AsyncClient:
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> AsyncEventStream:
         """What happens on the server, from the event with the id ``after`` on."""
         feed = Feed(self._session, after=after, reconnect_s=reconnect_s)
-        return AsyncEventStream(AsyncDriver(self._http, self._session.url), feed)
+        return AsyncEventStream(AsyncDriver(self._http, self._session.address), feed)
 
 
 class AsyncPausedServer:

@@ -50,7 +50,7 @@ class Client(Closing):
         transport = BoundedTransport(tls=self._session.url.lower().startswith("https:"))
         self._http = http or httpx.Client(trust_env=False, transport=transport)
         self._owned = http is None
-        self._driver = Driver(self._http, self._session.url)
+        self._driver = Driver(self._http, self._session.address)
 
     def __repr__(self) -> str:
         return f"<Client {self._session.url} {self._session.kind or 'not asked yet'}>"
@@ -193,7 +193,7 @@ class Client(Closing):
     def events(self, *, after: str | None = None, reconnect_s: float = 60.0) -> EventStream:
         """What happens on the server, from the event with the id ``after`` on."""
         feed = Feed(self._session, after=after, reconnect_s=reconnect_s)
-        return EventStream(Driver(self._http, self._session.url), feed)
+        return EventStream(Driver(self._http, self._session.address), feed)
 
 
 class PausedServer:

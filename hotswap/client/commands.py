@@ -33,7 +33,7 @@ def pause(session: Session, *, mode: str | None, budget: Budget) -> Steps[None]:
     """
     body = {} if mode is None else {"mode": str(mode)}
     reply = yield from session.ask("/pause_generation", budget, body=body)
-    _fields(session, "/pause_generation", reply)
+    _done(session, "/pause_generation", reply)
 
 
 def resume(session: Session, *, budget: Budget) -> Steps[None]:
@@ -42,7 +42,7 @@ def resume(session: Session, *, budget: Budget) -> Steps[None]:
     Raises: NoAnswer, RequestRefused, ReplyMalformed, CommandError.
     """
     reply = yield from session.ask("/continue_generation", budget, body={})
-    _fields(session, "/continue_generation", reply)
+    _done(session, "/continue_generation", reply)
 
 
 def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> Steps[int | None]:
@@ -56,7 +56,7 @@ def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> St
     while True:
         reply = yield from session.ask(path, budget, body={}, patient=False)
         asked += 1
-        if is_success(reply):
+        if is_success(reply) and not _says_no(reply):
             # SGLang answers with a text.
             return Fields(body_of(reply), at=f"{session.url}{path}").count("entries_cleared")
         if reply.status != 400:
@@ -164,3 +164,15 @@ def _fields(session: Session, path: str, reply: Reply) -> Fields:
     if not is_success(reply):
         raise command_error(reply, doing=at)
     return fields_of(reply, at=at)
+
+
+def _done(session: Session, path: str, reply: Reply) -> None:
+    """Raises: as ``_fields``, and for a success that says that it is none."""
+    _fields(session, path, reply)
+    if _says_no(reply):
+        raise command_error(reply, doing=f"{session.url}{path}")
+
+
+def _says_no(reply: Reply) -> bool:
+    body = body_of(reply)
+    return body.get("success") is False or bool(body.get("error"))

@@ -76,7 +76,7 @@ class Driver:
                 case OpenStream():
                     request = _stream_request(self._http, self._url, effect)
                     with within(effect.open_s):
-                        self._stream = self._http.send(request, stream=True)
+                        self._stream = self._http.send(request, stream=True, follow_redirects=False)
                     self._pieces = self._stream.iter_bytes()
                     return _head(self._stream)
                 case ReadStream():
@@ -94,7 +94,7 @@ class Driver:
         content = None if asked.content is None else iter(asked.content.pieces)
         request = _request(self._http, self._url, asked, content)
         with within(asked.timeout_s):
-            response = self._http.send(request, stream=True)
+            response = self._http.send(request, stream=True, follow_redirects=False)
             try:
                 body = b"".join(pieces_within(response.iter_bytes()))
             finally:
@@ -148,13 +148,15 @@ class AsyncDriver:
                     pieces = None if effect.content is None else _piece_by_piece(effect.content)
                     request = _request(self._http, self._url, effect, pieces)
                     with anyio.fail_after(effect.timeout_s):
-                        return _reply(await self._http.send(request))
+                        return _reply(await self._http.send(request, follow_redirects=False))
                 case Sleep(seconds=seconds):
                     await anyio.sleep(seconds)
                 case OpenStream():
                     request = _stream_request(self._http, self._url, effect)
                     with anyio.fail_after(effect.open_s):
-                        self._stream = await self._http.send(request, stream=True)
+                        self._stream = await self._http.send(
+                            request, stream=True, follow_redirects=False
+                        )
                     self._pieces = self._stream.aiter_bytes()
                     return _head(self._stream)
                 case ReadStream():

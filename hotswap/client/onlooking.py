@@ -51,7 +51,7 @@ def looked_at(
         yield
         return
     over = threading.Event()
-    driver = Driver(http, session.url, pause=over.wait)
+    driver = Driver(http, session.address, pause=over.wait)
     looks = _looks(session, source, progress, is_over=over.is_set)
     thread = threading.Thread(
         target=driver.run, args=(looks,), name="hotswap-progress", daemon=True
@@ -78,7 +78,7 @@ async def beside(
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
         looks = _looks(session, source, progress, is_over=lambda: False)
-        group.start_soon(AsyncDriver(http, session.url).run, looks)
+        group.start_soon(AsyncDriver(http, session.address).run, looks)
         try:
             result = await work
         except Exception as error:

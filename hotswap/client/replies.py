@@ -40,6 +40,8 @@ _HEADER = "x-hotswap-error"
 # What proxies answer when the server behind them does not.
 _OF_PROXIES = (502, 503, 504)
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
+# Of a page no more is looked at than its head can be.
+_HEAD_BYTES = 4096
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 CODES: Mapping[str, type[errors.HotswapError]] = {
@@ -131,7 +133,7 @@ def _is_page(reply: Reply) -> bool:
 
 def _page(reply: Reply) -> str:
     """What to call a page: its title, where it has one."""
-    title = _TITLE.search(reply.body.decode(errors="replace"))
+    title = _TITLE.search(reply.body[:_HEAD_BYTES].decode(errors="replace"))
     named = " ".join(title[1].split())[:200] if title else ""
     return f"an HTML page {named!r}" if named else "an HTML page"
 

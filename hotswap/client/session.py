@@ -111,7 +111,9 @@ class Session:
         kind: ServerKind | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url: str = _address(url)
+        self.address: str = _address(url)
+        # What is said of it: a password in it is for the server alone.
+        self.url: str = without_passwords(self.address)
         self.kind = kind
         self.clock = clock
         self.fences: list[Fence] = []

@@ -11,6 +11,7 @@ import torch
 
 from hotswap.fetch import opened
 from hotswap.seams import LoadStrategy, Stage
+from hotswap.testing.any_values import any_values
 from hotswap.testing.delivered import (
     arrivals,
     delivered,
@@ -253,14 +254,14 @@ class DeliveryTests(Suite, suite=True):
         """
         draw = torch.Generator().manual_seed(seed)
         found = {
-            f"layers.{number}.{str(dtype).removeprefix('torch.')}": torch.randint(
-                0, 100, (number + 1, 3), generator=draw
-            ).to(dtype)
+            f"layers.{number}.{str(dtype).removeprefix('torch.')}": any_values(
+                (number + 1, 3), dtype, draw=draw
+            )
             for dtype in self._dtypes()
             for number in range(2)
         }
         first = next(iter(found.values()))
-        return {**found, "probe": torch.full((4,), seed).to(first.dtype), "twin": first + 1}
+        return {**found, "probe": torch.full((4,), seed).to(first.dtype), "twin": first.roll(1, -1)}
 
     def _dtypes(self) -> tuple[torch.dtype, ...]:
         """Those of the class. Raises: WrongFixture."""

@@ -50,6 +50,9 @@ class EngineWeightTests(EnginePlanTests, suite=True):
         async def write(make: Callable[[torch.dtype], torch.Tensor]) -> str:
             async with self._engine(engine) as running:
                 weights = weights_for(running.manifest(), 12)
+                await self._update(running, weights)
+                # What does not even become live with usual numbers has tests of its own.
+                wrong = set(differences(live_weights(live, running), weights))
                 for name, tensor in weights.items():
                     if tensor.is_floating_point():
                         few = make(tensor.dtype)
@@ -57,7 +60,8 @@ class EngineWeightTests(EnginePlanTests, suite=True):
                         weights[name] = few.repeat(times)[: tensor.numel()].view(tensor.shape)
                 await self._update(running, weights)
                 after = live_weights(live, running)
-                return described(differences(after, weights), after, weights)
+                odd = [name for name in differences(after, weights) if name not in wrong]
+                return described(odd, after, weights)
 
         for what, make in ODD_FLOATS.items():
             different = self.run(write, make)

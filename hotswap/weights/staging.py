@@ -88,12 +88,13 @@ def _aligned(size_bytes: int) -> int:
 async def run_jobs(jobs: Iterable[Job]) -> None:
     """Run ``jobs`` on threads that give way to forward passes, and wait for all of them.
 
-    Raises: the first error. Cancelled (or failing) between jobs; no thread is left
-    running.
+    Raises: the first error; a RuntimeError in the place of one that is no Exception, for a
+    plug-in that exits, or says that it was cancelled, is one that failed. Cancelled (or
+    failing) between jobs; no thread is left running.
     """
     queue = deque(jobs)
     stop = threading.Event()
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         with torch.no_grad():
@@ -104,7 +105,8 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
                     return
                 try:
                     job()
-                except Exception as error:
+                except BaseException as error:
+                    # Whatever it is: this memory has not been filled.
                     errors.append(error)
                     stop.set()
 
@@ -117,8 +119,14 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
         finally:
             stop.set()
             await uninterrupted(_ended(running))
-    if errors:
+    errors += [error for one in running if (error := one.exception()) is not None]
+    if not errors:
+        return
+    if isinstance(errors[0], Exception):
         raise errors[0]
+    raise RuntimeError(
+        f"a payload ended its reading with {type(errors[0]).__name__}: {errors[0]}"
+    ) from errors[0]
 
 
 async def _ended(running: Sequence[asyncio.Future[None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -59,6 +60,31 @@ def test_what_twice_is_the_same_as_once_is_sent_again(first: Answer) -> None:
         script.run(make(script))
         assert len(script.asked) == 2
         assert script.paths[0] == script.paths[1]
+
+
+@pytest.mark.parametrize("no", [{"success": False, "message": "not now"}, {"error": "not now"}])
+def test_a_success_that_says_it_is_none_is_an_error(no: dict[str, object]) -> None:
+    makers: list[Callable[[Script], Steps[object]]] = [
+        lambda script: commands.pause(script.session, mode="abort", budget=script.budget()),
+        lambda script: commands.resume(script.session, budget=script.budget()),
+        lambda script: commands.flush(script.session, times=1, every_s=1.0, budget=script.budget()),
+    ]
+    for make in makers:
+        script = Script(reply(200, no))
+        error = raised(RequestRefused, partial(script.run, make(script)))
+        assert "the server answered 200: not now" in str(error)
+
+
+def test_a_password_in_the_address_is_for_the_server_alone() -> None:
+    session = Session("http://user:hunter2@server:1")
+    assert session.address == "http://user:hunter2@server:1"
+    assert "hunter2" not in session.url + repr(session)
+    script = Script(reply(401, {}))
+    script.session = session
+    error = raised(
+        RequestRefused, lambda: script.run(commands.state(session, budget=script.budget()))
+    )
+    assert "hunter2" not in str(error)
 
 
 def test_no_retry_begins_after_the_time_is_up() -> None:

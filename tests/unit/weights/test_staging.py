@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -90,6 +91,19 @@ async def test_the_first_error_stops_the_rest() -> None:
     with pytest.raises(OSError, match="disk gone"):
         await run_jobs([partial(job, at) for at in range(10_000)])
     assert len(done) < 10_000
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException]
+)
+async def test_what_ends_a_thread_in_any_way_is_an_error(kind: type[BaseException]) -> None:
+    """Memory that nobody filled must not be taken for staged."""
+
+    def job() -> None:
+        raise kind("enough")
+
+    with pytest.raises(RuntimeError, match=f"ended its reading with {kind.__name__}: enough"):
+        await run_jobs([job])
 
 
 async def test_no_jobs_are_no_work() -> None:
