@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.commands import parser_of
 from hotswap.cli.output import OutputLost, complain, fail
+from hotswap.cli.parser import parser_of
 from hotswap.cli.unknown_flags import meant_by
 from hotswap.command_line import hide_keys, is_key_flag
 

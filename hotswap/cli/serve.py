@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.commands import add_serve_json, parser_of
+from hotswap.cli.parser import add_serve_json, parser_of
 from hotswap.cli.unknown_flags import parse_known
 
 __all__ = ["run_serve"]

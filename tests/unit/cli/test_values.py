@@ -12,7 +12,8 @@ import pytest
 
 from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.commands import COMMANDS, Flag, parser_of
+from hotswap.cli.commands import COMMANDS, Flag
+from hotswap.cli.parser import parser_of
 from hotswap.cli.values import Seconds, Whole, not_empty
 from hotswap.stream import Publisher, StreamError
 from tests.unit.stream.trained import first_state, write_base
