@@ -45,7 +45,8 @@ class UpdateNews:
 
     ``outcome`` is None until it is over, then one of ``Counters.updates``; ``report``
     comes with weights that have changed, ``error`` with an update that raised one.
-    ``progress`` is None until it is known what the source has.
+    ``progress`` is None until it is known what the source has. ``origin`` is which bytes that
+    was, where it is known, told at the end.
     """
 
     number: int
@@ -55,6 +56,7 @@ class UpdateNews:
     report: UpdateReport | None = None
     error: BaseException | None = None
     progress: Progress | None = None
+    origin: Origin | None = None
 
 
 _PROGRESS = tuple(part.name for part in fields(Progress))
@@ -130,6 +132,7 @@ class Attempt:
                 report=self.result,
                 error=error,
                 progress=self._progress,
+                origin=self.origin,
             )
         )
 

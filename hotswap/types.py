@@ -219,7 +219,8 @@ class Update:
     it, ``abort`` is what the wire calls ``abort_all_requests``.
     ``options`` carries what only the named strategy understands. A ``chunk`` is a partial
     update that others complete: weights that are not whole take it too, and are whole
-    when chunks have covered all of them.
+    when chunks have covered all of them. With ``only_epoch`` it is rejected once other weights
+    are live than those of that epoch.
 
     Text that spells a ``scope``, a ``mode`` or a ``pause_mode`` becomes the member, and a path
     as ``source`` its text. Raises: ValueError for any other.
@@ -235,6 +236,7 @@ class Update:
     pause_mode: PauseMode | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     chunk: bool = False
+    only_epoch: int | None = None
 
     def __post_init__(self) -> None:
         become = partial(object.__setattr__, self)

@@ -226,6 +226,7 @@ class UpdatePipeline:
             if isinstance(transaction, SparseTransaction) and not self._live.is_still(
                 transaction.live, self.stamp
             ):
+            self._check_epoch(attempt.update)
                 _log.info("%s: the weights have changed meanwhile; everything is loaded", attempt)
                 raise _Outdated
             attempt.enter(Phase.COMMITTING)
@@ -246,6 +247,13 @@ class UpdatePipeline:
     async def _stop(self, attempt: Attempt) -> None:
         """Stop the engine if it runs, and meet requests in flight as the update asks."""
         attempt.stopped = time.perf_counter()
+    def _check_epoch(self, update: Update) -> None:
+        if update.only_epoch not in (None, self.stamp.epoch):
+            raise UpdateRejected(
+                f"the weights are those of epoch {self.stamp.epoch} by now, wanted the "
+                f"{update.only_epoch} that this update was decided on; look, and send it again"
+            )
+
         gate, wanted = self._machine.facts.gate, attempt.update.pause_mode
         if attempt.command is Command.SWAP:
             pause = await self._pause(wanted or PauseMode.RETRACT)

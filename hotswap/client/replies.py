@@ -59,6 +59,7 @@ CODES: Mapping[str, type[errors.HotswapError]] = {
     "disk_full": errors.UpdateRejected,
     "local_damaged": errors.UpdateRejected,
     "local_disk_failed": errors.UpdateRejected,
+    "not_pulled": errors.UpdateRejected,
     "out_of_order": errors.UpdateRejected,
     "outside_roots": errors.UpdateRejected,
     "pull_pending": errors.UpdateRejected,

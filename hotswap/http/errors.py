@@ -179,6 +179,7 @@ GR_TABLE: Mapping[type[Exception], Wire] = {
     stream_errors.OutOfOrder: Wire(status=400, code="out_of_order"),
     stream_errors.BaseChanged: Wire(status=409, code="base_changed"),
     stream_errors.LocalBusy: Wire(status=409, code="busy"),
+    stream_errors.NotPulled: Wire(status=409, code="not_pulled"),
     stream_errors.LocalDamaged: Wire(status=409, code="local_damaged"),
     stream_errors.PullPending: Wire(status=409, code="pull_pending"),
     stream_errors.DiskFull: Wire(status=500, code="disk_full"),

@@ -18,6 +18,7 @@ __all__ = [
     "LocalBusy",
     "LocalDamaged",
     "LocalDiskFailed",
+    "NotPulled",
     "OutOfOrder",
     "OutsideRoots",
     "PullPending",
@@ -83,6 +84,12 @@ class BaseChanged(StreamError):
 
 class LocalBusy(StreamError):
     """Another pull, or a reader, held the local checkpoint for longer than this one waits."""
+
+    retryable = True
+
+
+class NotPulled(StreamError):
+    """The local checkpoint does not hold the version that is to be committed (yet)."""
 
     retryable = True
 

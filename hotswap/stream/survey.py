@@ -26,7 +26,7 @@ from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors
 from hotswap.weights.readable import AnyFolder
 
-__all__ = ["FULL", "SourceSurvey", "VersionSurvey", "survey_source"]
+__all__ = ["FULL", "SourceSurvey", "VersionSurvey", "survey_source", "survey_version"]
 
 FULL = "full"
 """The kind of a version that is a whole checkpoint; the others are called as encodings are."""
@@ -80,7 +80,7 @@ def survey_source(
     ``source`` cannot be listed; UpdateRejected when ``base_dir`` is no checkpoint.
     """
     source = place_of(source)
-    seen = _still_there(source, [_version(source, n) for n in published_versions(source)])
+    seen = _still_there(source, [survey_version(source, n) for n in published_versions(source)])
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:
         seen = _still_there(source, _densities(source, seen, lengths, Tally(progress)))
@@ -101,7 +101,8 @@ def _still_there(source: Place, seen: list[VersionSurvey]) -> list[VersionSurvey
     return [one for one in seen if one.trouble is None or one.version in there]
 
 
-def _version(source: Place, number: int) -> VersionSurvey:
+def survey_version(source: Place, number: int) -> VersionSurvey:
+    """One version, without its chain and its density: index, headers, sizes. Blocks."""
     try:
         with open_version(source, number, None) as folder:
             index = read_index(folder, version=number, names=None)

@@ -350,3 +350,21 @@ async def test_same_checkpoint_three_times_changes_nothing() -> None:
         await rig.controller.update(update_from("A"))
         assert torch.equal(rig.engine.weights["a"], torch.ones(4))
     assert rig.controller.stamp.epoch == 3
+
+
+async def test_one_that_was_decided_on_other_weights_stops_nothing() -> None:
+    rig = make_rig()
+    hold = rig.steps.hold("open")
+    late = replace(update_from("A", version="late"), only_epoch=0)
+    waits = asyncio.get_running_loop().create_task(rig.controller.update(late))
+    await hold.arrived.wait()
+    # By a relabel the weights stay what they are, and so does the epoch.
+    await rig.controller.relabel("other")
+    hold.release()
+    assert (await waits).stamp.epoch == 1
+    before = list(rig.engine.calls)
+    with pytest.raises(UpdateRejected, match="those of epoch 1 by now, wanted the 0"):
+        await rig.controller.update(late)
+    assert rig.engine.calls == before
+    assert rig.controller.stamp == WeightStamp(version="late", update_count=1, epoch=1)
+    rig.assert_rested()
