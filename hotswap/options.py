@@ -7,11 +7,12 @@ the same code, so that they accept the same texts.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hotswap.errors import PluginError
 from hotswap.object_url import SCHEMES
@@ -35,7 +36,10 @@ class Option:
 
     A repeatable option has a tuple of ``type``: the flag may stand several times, and
     the variable separates values with ``os.pathsep``. A bool takes ``--name`` and
-    ``--no-name``. Raises: PluginError for a declaration that cannot work.
+    ``--no-name``. ``choices`` are the texts that it may be, which shells complete; ``check``
+    is called with each value that somebody gives, and raises ValueError, saying what was
+    wanted, for one of no use: a server then does not start.
+    Raises: PluginError for a declaration that cannot work.
     """
 
     name: str
@@ -43,6 +47,8 @@ class Option:
     type: OptionType = str
     repeatable: bool = False
     default: object = None
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -56,6 +62,10 @@ class Option:
         if self.default is not None and type(self.default) is not self.type:
             raise PluginError(
                 f"option {self.name}: default {self.default!r}, wanted a {self.type.__name__}"
+            )
+        if self.choices and (self.type is not str or self.default not in (None, *self.choices)):
+            raise PluginError(
+                f"option {self.name}: choices are texts, and its default is one of them or None"
             )
 
     @property
@@ -74,14 +84,20 @@ class Option:
             # An empty address, directory or limit would quietly mean "any".
             raise ValueError(f"{text!r} is no value for {self.name}, wanted {self._wanted}")
         try:
-            return _BOOLS[text.strip().lower()] if self.type is bool else self.type(text)
+            value = _BOOLS[text.strip().lower()] if self.type is bool else self.type(text)
         except (KeyError, ValueError):
-            raise ValueError(
-                f"{text!r} is no value for {self.name}, wanted {self._wanted}"
-            ) from None
+            value = math.nan
+        # What is no number is no value of any option, though floats have it.
+        if value != value or (self.choices and value not in self.choices):
+            raise ValueError(f"{text!r} is no value for {self.name}, wanted {self._wanted}")
+        if self.check is not None:
+            self.check(value)
+        return value
 
     @property
     def _wanted(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
         if self.type is str:
             return "a text that is not empty"
         return "one of " + ", ".join(_BOOLS) if self.type is bool else self.type.__name__

@@ -30,6 +30,7 @@ from starlette.applications import Starlette
 from hotswap.controller import Controller
 from hotswap.descriptors import raise_limit
 from hotswap.engine import EmbeddedEngine
+from hotswap.engine.loading import choose_device
 from hotswap.errors import HotswapError
 from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
@@ -69,7 +70,11 @@ _THREADS_S = 2.0
 
 
 class StartError(Exception):
-    """The server cannot start; the message says why in one line."""
+    """The server cannot start; the message says why in one line.
+
+    ``exit_code`` is 2 when what it was told is wrong: a setting whose value is none, or
+    that names what there is not. It is 1 when that could stand, and the start failed at it.
+    """
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -94,14 +99,22 @@ def take_port(host: str, port: int) -> socket.socket:
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
-    except (OSError, ValueError) as error:
-        # ValueError: a host that no name can be made of.
+    except (OSError, ValueError, TypeError) as error:
+        # The last two: of a host that no name can be made of.
         taken.close()
-        raise StartError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
+        said = f"cannot listen on {host}:{port}: {_reason(error)}"
+        raise StartError(said, exit_code=2 if _is_no_address(error) else 1) from error
     return taken
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _is_no_address(error: Exception) -> bool:
+    """Whether the host itself is wrong: no name, or one that nothing here has."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_NONAME
+    return not isinstance(error, OSError) or error.errno == errno.EADDRNOTAVAIL
+
+
+def _reason(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     seen = error.strerror or str(error)
@@ -171,7 +184,7 @@ def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrate
     try:
         strategies = resolve_strategies(plugins, settings.option_values)
     except HotswapError as error:
-        raise StartError(str(error)) from error
+        raise _factory_failed(error) from error
     # Without hotswap-disk a server serves all the same, and an update says what to install.
     if settings.load_strategy not in {*strategies, _USUAL_STRATEGY}:
         raise StartError(
@@ -179,6 +192,11 @@ def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrate
             exit_code=2,
         )
     return strategies
+
+
+def _factory_failed(error: HotswapError) -> StartError:
+    """ValueError is how a factory refuses the value of an option."""
+    return StartError(str(error), exit_code=2 if isinstance(error.__cause__, ValueError) else 1)
 
 
 def _puller(settings: Settings, plugins: Plugins) -> Puller:
@@ -201,12 +219,22 @@ def _engine(
 ) -> AbstractAsyncContextManager[Engine]:
     _log.info("loading %s", model)
     if settings.engine == EMBEDDED:
+        _check_device(settings)
         return _embedded(settings, model, stamp)
     try:
         engine = resolve_engine(plugins, settings.engine, settings.option_values)
     except HotswapError as error:
-        raise StartError(str(error)) from error
+        if settings.engine not in plugins.engines:
+            raise StartError(f"--engine: {error}", exit_code=2) from error
+        raise _factory_failed(error) from error
     return _brought(engine, model, stamp)
+
+
+def _check_device(settings: Settings) -> None:
+    try:
+        choose_device(settings.device)
+    except ValueError as error:
+        raise StartError(f"--device: {error}", exit_code=2) from error
 
 
 @asynccontextmanager

@@ -330,8 +330,8 @@ def model_directory(settings: Settings) -> Path:
         raise SettingsError("--model is missing, wanted the directory of a checkpoint")
     path = Path(settings.model)
     if not path.is_dir():
-        seen = "a file" if path.exists() else "missing"
-        raise SettingsError(f"--model {path} is {seen}, wanted the directory of a checkpoint")
+        seen = "is a file" if path.exists() else "is not there"
+        raise SettingsError(f"--model {path} {seen}, wanted the directory of a checkpoint")
     return path
 
 

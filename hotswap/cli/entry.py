@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from hotswap.cli.codes import ExitCode
-from hotswap.cli.output import OutputLost, complain, fail
+from hotswap.cli.output import OutputLost, complain, fail, wants_json, wrong_usage
 from hotswap.cli.parser import parser_of
 from hotswap.cli.unknown_flags import meant_by
 from hotswap.command_line import hide_keys, is_key_flag
@@ -26,42 +26,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names of files need not be text, and a terminal need not have every letter.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        return _run(arguments, as_json=wants_json(arguments))
+    except OutputLost as lost:
+        if not lost.by_reader:
+            complain(_command_in(arguments), str(lost))
+        # The exit must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+
+
+def _run(arguments: Sequence[str], *, as_json: bool) -> int:
+    """Raises: OutputLost; SystemExit for what argparse does not take, or has answered itself."""
+    try:
         hide_keys()
     except OSError as error:
-        print(f"hotswap: {_unsafe_key(error)}", file=sys.stderr)
-        return ExitCode.USAGE
-    before = list(takewhile(lambda word: word.startswith("-"), arguments))
-    command = next(iter(arguments[len(before) :]), None)
+        return wrong_usage(None, _unsafe_key(error), as_json=as_json)
+    command = _command_in(arguments)
+    before = takewhile(lambda word: word.startswith("-"), arguments)
     if any(map(is_key_flag, before if command == "serve" else arguments)):
         # argparse would repeat the key in its error.
-        print("hotswap: keys are flags of serve, wanted hotswap serve --api-key", file=sys.stderr)
-        return ExitCode.USAGE
+        wanted = "keys are flags of serve, wanted hotswap serve --api-key"
+        return wrong_usage(None, wanted, as_json=as_json)
     if command == "serve":
         from hotswap.cli.serve import run_serve
 
-        return run_serve(arguments)
-    parser = parser_of(None, as_json="--json" in arguments)
+        return _ended("serve", lambda: run_serve(arguments), as_json=as_json)
+    parser = parser_of(None, as_json=as_json)
     if command is not None and (meant := meant_by(command)):
         parser.error(meant)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
         return ExitCode.USAGE
-    try:
-        return _ended(options)
-    except OutputLost as lost:
-        if not lost.by_reader:
-            complain(options.command, str(lost))
-        # The exit must not try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
+    run = _run_of(options.command)
+    return _ended(options.command, lambda: run(options), as_json=options.json)
 
 
-def _ended(options: argparse.Namespace) -> int:
+def _command_in(arguments: Sequence[str]) -> str | None:
+    return next((word for word in arguments if not word.startswith("-")), None)
+
+
+def _ended(command: str, run: Callable[[], int], *, as_json: bool) -> int:
     try:
-        return _run_of(options.command)(options)
+        return run()
     except KeyboardInterrupt as error:
-        return fail(options.command, error, as_json=options.json)
+        return fail(command, error, as_json=as_json)
 
 
 def _unsafe_key(error: OSError) -> str:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "OutputLost",
     "complain",
     "console_of",
+    "error_object",
     "fail",
     "print_json",
     "print_lines",
@@ -34,6 +35,8 @@ __all__ = [
     "retries_shown",
     "retries_unsaid",
     "usage_object",
+    "wants_json",
+    "wrong_usage",
 ]
 
 
@@ -70,16 +73,31 @@ def _print(text: str) -> None:
         raise OutputLost(error) from error
 
 
-def complain(command: str, line: str) -> None:
-    """One line on stderr, where somebody may read it."""
+def complain(command: str | None, line: str) -> None:
+    """One line on stderr, where somebody may read it; None is no command that there is."""
+    name = "hotswap" if command is None else f"hotswap {command}"
     # The exit code tells as much as it can where nobody does.
     with suppress(OSError):
-        print(f"hotswap {command}: {one_line(line)}", file=sys.stderr, flush=True)
+        print(f"{name}: {one_line(line)}", file=sys.stderr, flush=True)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks for JSON: to be known before it is understood."""
+    return "--json" in arguments
 
 
 def usage_object(message: str) -> dict[str, Any]:
     """What ``--json`` prints for a command line that is wrong."""
-    return _error_object("UsageError", message, weights="untouched", code=ExitCode.USAGE)
+    return error_object("UsageError", message, weights="untouched", code=ExitCode.USAGE)
+
+
+def wrong_usage(command: str | None, message: str, *, as_json: bool) -> ExitCode:
+    """Tell what is wrong with the command line or a setting, and return the exit code for it."""
+    if as_json:
+        print_json(usage_object(message))
+    else:
+        complain(command, message)
+    return ExitCode.USAGE
 
 
 def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
@@ -92,7 +110,7 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     said = "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
     told = [said or type(error).__name__, *getattr(error, "__notes__", ())]
     if as_json:
-        shown = _error_object(
+        shown = error_object(
             type(error).__name__,
             "; ".join(told),
             weights=WeightsAfter.UNTOUCHED if untouched else weights_after(error),
@@ -108,9 +126,10 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     return code
 
 
-def _error_object(
+def error_object(
     kind: str, message: str, *, weights: str, code: ExitCode, retryable: bool = False
 ) -> dict[str, Any]:
+    """What ``--json`` prints instead of a result."""
     return {
         "error": {
             "class": kind,

@@ -12,10 +12,10 @@ from hotswap.cli.commands import COMMANDS, Flag
 from hotswap.cli.output import print_json, usage_object
 from hotswap.options import Option
 
-__all__ = ["add_serve_json", "parser_of"]
+__all__ = ["JsonParser", "add_serve_json", "parser_of"]
 
 
-class _JsonParser(argparse.ArgumentParser):
+class JsonParser(argparse.ArgumentParser):
     """Tells of a wrong command line as JSON; its subparsers do too."""
 
     def error(self, message: str) -> NoReturn:
@@ -27,7 +27,7 @@ def parser_of(
     serve_options: Iterable[Option] | None, *, as_json: bool = False
 ) -> argparse.ArgumentParser:
     """The parser; ``serve`` has its flags only when the plug-ins' are known."""
-    parser = (_JsonParser if as_json else argparse.ArgumentParser)(
+    parser = (JsonParser if as_json else argparse.ArgumentParser)(
         prog="hotswap",
         description="Replace the weights of a live inference server without a restart.",
         allow_abbrev=False,

@@ -93,7 +93,7 @@ def test_every_public_name_is_found_and_no_other() -> None:
     ("arguments", "named"),
     [
         ((), "--model is missing"),
-        (("--model", "/nonexistent/model"), "/nonexistent/model is missing"),
+        (("--model", "/nonexistent/model"), "--model /nonexistent/model is not there"),
         (("--model", __file__), "is a file"),
         (("--model", ".", "--workers", "2"), "--workers is 2, wanted 1"),
         (("--model", ".", "--load-mode", "fast"), "--load-mode is fast"),
@@ -121,6 +121,94 @@ def test_a_misspelt_model_flag_is_named_rather_than_missed(
     # A plug-in's flag is no reason to call the model anything but missing.
     assert run("serve", "--weights-root", ".") == 2
     assert "--model is missing" in capsys.readouterr().err.splitlines()[-1]
+
+
+# What it was told is wrong, wherever that is found: by argparse, before plug-ins and after them.
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    (("--port", "http"), "'http' is no value for port"),
+    (("--port", "70000"), "--port is 70000"),
+    (("--dialect", "latin"), "--dialect is latin"),
+    (("--no-such-flag",), "--no-such-flag is no flag"),
+    (("--model", "/nonexistent/model"), "--model /nonexistent/model is not there"),
+    (("--host", "a" * 80 + ".x"), "cannot listen on "),
+    (("--host", "\u00e4" * 80 + ".x"), "cannot listen on "),
+    (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+    (("--engine", "nope"), "--engine: engine 'nope' is not installed"),
+    (("--device", "cuda"), "--device: device cuda was asked for"),
+    (("--load-strategy", "nope"), "--load-strategy: load strategy 'nope' is not installed"),
+    (("--weights-root", "/nonexistent/root"), "weights-root /nonexistent/root is no directory"),
+    (("--local-root", "/nonexistent/root"), "--local-root /nonexistent/root is no directory"),
+    (("--wait-visible-s", "nan"), "'nan' is no value for wait-visible-s"),
+    (("--wait-visible-s", "60"), "wait-visible-s is 60.0, wanted seconds"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda each: str(each)[:30])
+def test_whatever_is_wrong_with_what_serve_was_told_is_code_2_and_json_where_asked_for(
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    command = ("serve", "--model", str(tmp_path), "--port", "0", *arguments)
+    assert run(*command) == 2
+    assert said in capsys.readouterr().err
+    for as_json in (("--json",), ("--log-format", "json"), ("--log-format=json",)):
+        assert run(*command, *as_json) == 2
+        [shown] = capsys.readouterr().out.splitlines()
+        error = json.loads(shown)["error"]
+        assert (error["class"], error["weights"], error["exit_code"]) == (
+            "UsageError",
+            "untouched",
+            2,
+        )
+        assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"HOTSWAP_HOLD_S": "long"}, "HOTSWAP_HOLD_S: 'long' is no value for hold-s"),
+        ({"HOTSWAP_WEIGHTS_ROOT": "/nonexistent/root"}, "/nonexistent/root is no directory"),
+        ({"HOTSWAP_WAIT_VISIBLE_S": "nan"}, "HOTSWAP_WAIT_VISIBLE_S: 'nan' is no value"),
+        ({"HOTSWAP_API_KEY": "a b"}, "--api-key (or HOTSWAP_API_KEY)"),
+        ({"WEB_CONCURRENCY": "2"}, "WEB_CONCURRENCY is 2"),
+    ],
+)
+def test_so_is_what_a_variable_says(
+    variables: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in ({"HOTSWAP_LOG_FORMAT": "json"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert run("serve", "--model", str(tmp_path), "--port", "0") == 2
+    assert said in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_start_that_fails_is_code_1_and_json_where_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--port", "0", "--json") == 1
+    [shown] = capsys.readouterr().out.splitlines()
+    error = json.loads(shown)["error"]
+    assert (error["class"], error["exit_code"]) == ("StartError", 1)
+    assert error["message"].startswith(f"cannot load {tmp_path}: ")
+
+
+@pytest.mark.parametrize("command", ["state", "serve"])
+def test_a_key_where_none_belongs_is_wrong_usage_in_json_too(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = ("--api-key", "secret", command, "--json")
+    assert run(*before) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["error"]["class"] == "UsageError"
+    assert "secret" not in shown.out + shown.err
 
 
 @pytest.mark.parametrize("arguments", [("--port", "http"), ("--no-such-flag",)])
@@ -162,7 +250,7 @@ def test_a_wrong_setting_does_not_wait_for_plugins(arguments: list[str]) -> None
 def test_a_host_that_is_no_name_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("serve", "--model", str(tmp_path), "--host", "a" * 80 + ".x") == 1
+    assert run("serve", "--model", str(tmp_path), "--host", "a" * 80 + ".x") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("hotswap serve: cannot listen on ")
 
 

@@ -77,6 +77,34 @@ def test_texts_that_do_not_parse_name_flag_or_variable(
         assert f"--{option.name}: {text!r} is no value" in capsys.readouterr().err
 
 
+def test_a_text_that_is_none_of_the_choices_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    colour = Option(name="colour", help="", choices=("red", "green"), default="red")
+    assert option_values([colour], environ={colour.env: "green"}) == {"colour": "green"}
+    with pytest.raises(ValueError, match="'blue' is no value for colour, wanted one of red, green"):
+        option_values([colour], environ={colour.env: "blue"})
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="'nan' is no value for ratio, wanted float"):
+        option_values([RATIO], environ={RATIO.env: "nan"})
+
+
+def test_a_plug_in_checks_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    def check(value: float) -> None:
+        if value > 1:
+            raise ValueError(f"share is {value:g}, wanted 1 at most")
+
+    share = Option(name="share", help="", type=float, check=check)
+    assert option_values([share], environ={share.env: "0.5"}) == {"share": 0.5}
+    with pytest.raises(ValueError, match="HOTSWAP_SHARE: share is 2, wanted 1 at most"):
+        option_values([share], environ={share.env: "2"})
+    parser = argparse.ArgumentParser()
+    add_option_flags(parser, [share])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--share", "2"])
+    assert "argument --share: share is 2, wanted 1 at most" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "declaration",
     [
@@ -91,6 +119,8 @@ def test_texts_that_do_not_parse_name_flag_or_variable(
         {"repeatable": True, "default": ("a",)},
         {"type": int, "default": "3"},
         {"type": int, "default": True},
+        {"type": int, "choices": ("1",)},
+        {"choices": ("a",), "default": "b"},
     ],
 )
 def test_declarations_that_cannot_work_are_refused(declaration: dict[str, Any]) -> None:

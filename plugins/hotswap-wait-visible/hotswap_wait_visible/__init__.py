@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from hotswap.options import Option
-from hotswap_wait_visible.waiting import EVERY_S, WITHIN_S, Waiting
+from hotswap_wait_visible.waiting import EVERY_S, LIMIT_S, WITHIN_S, Waiting, check_seconds
 
 __all__ = ["Waiting", "hotswap_options", "hotswap_pre_read"]
 
@@ -26,12 +28,14 @@ def hotswap_options() -> Sequence[Option]:
             help=f"longest wait for a source to be whole, in seconds; {WITHIN_S:g} by default",
             type=float,
             default=WITHIN_S,
+            check=partial(check_seconds, "wait-visible-s", below=LIMIT_S),
         ),
         Option(
             name="wait-visible-every-s",
             help=f"seconds between two looks; {EVERY_S:g} by default",
             type=float,
             default=EVERY_S,
+            check=partial(check_seconds, "wait-visible-every-s", below=math.inf),
         ),
     )
 

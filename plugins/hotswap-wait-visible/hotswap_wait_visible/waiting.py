@@ -19,12 +19,12 @@ from hotswap.stream import SourceNotReady
 from hotswap.uninterrupted import own_threads
 from hotswap_wait_visible.looking import what_is_missing
 
-__all__ = ["EVERY_S", "WITHIN_S", "Waiting"]
+__all__ = ["EVERY_S", "LIMIT_S", "WITHIN_S", "Waiting", "check_seconds"]
 
 WITHIN_S = 30.0
 EVERY_S = 0.2
 
-_LIMIT_S = TIMEOUTS_S["hotswap_pre_read"]
+LIMIT_S = TIMEOUTS_S["hotswap_pre_read"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Waiting:
         return cls(
             roots=tuple(Path(os.path.abspath(str(root))) for root in roots),
             # Past its own limit hotswap ends the hook, which could then not say what is missing.
-            within_s=_seconds(options, "wait-visible-s", WITHIN_S, below=_LIMIT_S),
+            within_s=_seconds(options, "wait-visible-s", WITHIN_S, below=LIMIT_S),
             every_s=_seconds(options, "wait-visible-every-s", EVERY_S, below=math.inf),
         )
 
@@ -89,8 +89,19 @@ def _path(source: str) -> Path:
 
 def _seconds(options: Mapping[str, object], name: str, default: float, *, below: float) -> float:
     value = options.get(name, default)
+    try:
+        return check_seconds(name, value, below=below)
+    except ValueError as error:
+        raise UpdateRejected(
+            f"hotswap-wait-visible: {error}; restart the server with another value"
+        ) from None
+
+
+def check_seconds(name: str, value: object, *, below: float) -> float:
+    """``value`` of the option ``name``, which has to be seconds. Raises: ValueError."""
     if not isinstance(value, int | float) or not 0 < value < below:
-        raise _useless(name, value, f"seconds, more than 0 and less than {below:g}")
+        most = "" if below == math.inf else f" and less than {below:g}"
+        raise ValueError(f"{name} is {value!r}, wanted seconds, more than 0{most}")
     return float(value)
 
 

@@ -300,3 +300,18 @@ async def test_past_the_time_out_it_says_what_is_missing(tmp_path: Path) -> None
 async def test_an_option_of_no_use_is_named(option: str, value: object) -> None:
     with pytest.raises(UpdateRejected, match=f"{option} is {value!r}, wanted"):
         await hotswap_pre_read("/x", "7", OPTIONS | {option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("wait-visible-s", "60"),
+        ("wait-visible-s", "nan"),
+        ("wait-visible-every-s", "0"),
+        ("wait-visible-every-s", "inf"),
+    ],
+)
+def test_an_option_of_no_use_stops_the_start(option: str, text: str) -> None:
+    variable = f"HOTSWAP_{option.upper().replace('-', '_')}"
+    with pytest.raises(ValueError, match=f"^{variable}: .*{option}.*, wanted"):
+        option_values(hotswap_options(), environ={variable: text})
