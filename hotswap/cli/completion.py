@@ -9,21 +9,41 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, CliCommand, Flag
 from hotswap.cli.output import print_json, print_lines
 from hotswap.options import Option
+from hotswap.settings import CHOICES, OPTIONS
 
-__all__ = ["completion_script", "run_completion"]
+__all__ = ["Known", "completion_script", "run_completion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the plug-ins that are installed now bring: flags of ``serve``, and names."""
+
+    options: Sequence[Option] = ()
+    engines: Sequence[str] = ()
+    strategies: Sequence[str] = ()
+
+    def names(self) -> Mapping[str, tuple[str, ...]]:
+        """The names that a flag may be given, by the flag."""
+        engines = tuple(sorted({"embedded", *self.engines}))
+        strategies = tuple(sorted({"disk", *self.strategies}))
+        return {"--engine": engines, "--load-strategy": strategies, "--strategy": strategies}
 
 
 def run_completion(options: argparse.Namespace) -> ExitCode:
     """Print the script for ``options.shell``."""
     from hotswap.cli.plugins import load_installed
-    from hotswap.settings import OPTIONS
 
-    script = completion_script(options.shell, [*OPTIONS, *load_installed().options])
+    found = load_installed()
+    known = Known(
+        options=found.options, engines=tuple(found.engines), strategies=tuple(found.strategies)
+    )
+    script = completion_script(options.shell, known)
     if options.json:
         print_json({"shell": options.shell, "script": script})
     else:
@@ -31,31 +51,37 @@ def run_completion(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def completion_script(shell: str, serve_options: Sequence[Option]) -> str:
-    """The script; ``serve_options`` are the flags of ``serve``."""
+def completion_script(shell: str, known: Known) -> str:
+    """The script, with the flags and names that plug-ins bring."""
     writers: Mapping[str, Callable[[Sequence[CliCommand]], str]] = {
         "bash": _bash,
         "zsh": _zsh,
         "fish": _fish,
     }
-    return writers[shell]([_with_serve(command, serve_options) for command in COMMANDS])
+    return writers[shell]([_completed(command, known) for command in COMMANDS])
 
 
-def _with_serve(command: CliCommand, options: Sequence[Option]) -> CliCommand:
-    if command.name != "serve":
-        return command
-    flags = [_serve_flag(option) for option in options]
-    flags.append(Flag(name="--json", help="the same as --log-format json"))
-    return CliCommand(name=command.name, help=command.help, flags=tuple(flags))
+def _completed(command: CliCommand, known: Known) -> CliCommand:
+    """``command`` with what only an installation knows."""
+    flags, names = command.flags, known.names()
+    if command.name == "serve":
+        told = Flag(name="--json", help="the same as --log-format json")
+        flags = (*map(_serve_flag, (*OPTIONS, *known.options)), told)
+    return replace(
+        command,
+        flags=tuple(replace(flag, choices=names.get(flag.name, flag.choices)) for flag in flags),
+    )
 
 
 def _serve_flag(option: Option) -> Flag:
     is_switch = option.type is bool
-    directory = option.name in ("model", "weights-root")
+    directory = option.name == "model" or option.name.endswith("-root")
+    own = CHOICES.get(option.name.replace("-", "_"), ())
     return Flag(
         name=f"--{option.name}",
         help=option.help,
         metavar=None if is_switch else "VALUE",
+        choices=option.choices or own,
         negative=is_switch,
         completes="directory" if directory else "",
     )
@@ -81,6 +107,12 @@ def _bash(commands: Sequence[CliCommand]) -> str:
 _hotswap() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
     COMPREPLY=()
+    # Of --flag=value bash makes three words.
+    if [ "$current" = "=" ]; then
+        current=""
+    elif [ "$previous" = "=" ] && [ "$COMP_CWORD" -gt 2 ]; then
+        previous="${{COMP_WORDS[COMP_CWORD-2]}}"
+    fi
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{names}" -- "$current"))
         return

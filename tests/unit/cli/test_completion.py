@@ -11,15 +11,38 @@ import pytest
 
 from hotswap.cli import main
 from hotswap.cli.commands import COMMANDS
-from hotswap.cli.completion import completion_script
-from hotswap.settings import OPTIONS
+from hotswap.cli.completion import Known, completion_script
+from hotswap.options import Option
+from hotswap.settings import CHOICES, OPTIONS
 from tests.markdown_blocks import ROOT, blocks_of
+
+KNOWN = Known(
+    options=[
+        Option(name="rsync-depth", help="how deep", choices=("shallow", "deep")),
+        Option(name="rsync-root", help="where", repeatable=True),
+    ],
+    engines=["toy"],
+    strategies=["rsync"],
+)
+# Every flag with a closed set, and what it may be.
+CLOSED = [
+    (command.name, flag.name, flag.choices)
+    for command in COMMANDS
+    for flag in command.flags
+    if flag.choices and flag.name.startswith("--")
+] + [
+    *[("serve", f"--{name.replace('_', '-')}", choices) for name, choices in CHOICES.items()],
+    ("serve", "--engine", ("embedded", "toy")),
+    ("serve", "--load-strategy", ("disk", "rsync")),
+    ("serve", "--rsync-depth", ("shallow", "deep")),
+    ("update", "--strategy", ("disk", "rsync")),
+]
 
 
 def completed(tmp_path: Path, *words: str) -> list[str]:
     """What bash offers for the last of ``words``."""
     script = tmp_path / "hotswap.bash"
-    script.write_text(completion_script("bash", OPTIONS))
+    script.write_text(completion_script("bash", KNOWN))
     bash = shutil.which("bash")
     assert bash is not None
     code = (
@@ -54,6 +77,10 @@ def completed(tmp_path: Path, *words: str) -> list[str]:
         (("state", "--server", "s"), ["sglang"]),
         (("state", "--url", ""), []),
         (("completion", "f"), ["fish"]),
+        (("serve", "--dialect", "=", "s"), ["sglang"]),
+        (("serve", "--dialect", "="), ["gr", "sglang"]),
+        (("serve", "--rsync-root", "check"), ["checkpoint"]),
+        (("serve", "--local-root", "check"), ["checkpoint"]),
     ],
 )
 def test_bash(words: tuple[str, ...], offered: list[str], tmp_path: Path) -> None:
@@ -61,9 +88,36 @@ def test_bash(words: tuple[str, ...], offered: list[str], tmp_path: Path) -> Non
     assert completed(tmp_path, "hotswap", *words) == offered
 
 
+def test_bash_knows_every_closed_set(tmp_path: Path) -> None:
+    script = completion_script("bash", KNOWN)
+    for command, flag, choices in CLOSED:
+        case = script.partition(f"\n        {command})\n")[2].partition("\n            ;;")[0]
+        [line] = [line for line in case.splitlines() if line.strip().startswith(f"{flag})")]
+        words = " ".join(choices)
+        assert f'compgen -W "{words}"' in line
+    for command, flag, choices in CLOSED[:: max(len(CLOSED) // 4, 1)]:
+        assert completed(tmp_path, "hotswap", command, flag, "") == list(choices)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_others_know_every_closed_set(shell: str) -> None:
+    lines = completion_script(shell, KNOWN).splitlines()
+    for command, flag, choices in CLOSED:
+        words = " ".join(choices)
+        if shell == "fish":
+            offered = f"-l {flag.removeprefix('--')} -x -a {shlex.quote(words)}"
+            seen = f"'__fish_seen_subcommand_from {command}'"
+            assert any(seen in line and offered in line for line in lines), flag
+        else:
+            begun = lines.index(f"        {command})")
+            case = lines[begun : lines.index("            ;;", begun)]
+            [line] = [line for line in case if line.strip().startswith(f"'{flag}[")]
+            assert f":({words})" in line
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_others_have_every_command_and_flag(shell: str) -> None:
-    script = completion_script(shell, OPTIONS)
+    script = completion_script(shell, KNOWN)
     for command in COMMANDS:
         assert command.name in script
         for flag in command.flags:
@@ -95,7 +149,7 @@ def output_of(shell: str, code: str, *options: str) -> list[str]:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_its_shell_can_read_it(shell: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text(completion_script(shell, OPTIONS))
+    script.write_text(completion_script(shell, KNOWN))
     ran = subprocess.run(
         [installed(shell), "-n", str(script)],
         capture_output=True,
@@ -118,7 +172,7 @@ def test_its_shell_can_read_it(shell: str, tmp_path: Path) -> None:
 )
 def test_fish(line: str, offered: list[str], tmp_path: Path) -> None:
     script = tmp_path / "hotswap.fish"
-    script.write_text(completion_script("fish", OPTIONS))
+    script.write_text(completion_script("fish", KNOWN))
     code = f"source {shlex.quote(str(script))}; complete -C {shlex.quote(line)}"
     found = [shown.partition("\t")[0] for shown in output_of("fish", code, "--no-config")]
     assert sorted(found) == offered
@@ -126,7 +180,7 @@ def test_fish(line: str, offered: list[str], tmp_path: Path) -> None:
 
 def test_zsh_is_told_the_flags_of_the_command_at_hand(tmp_path: Path) -> None:
     script = tmp_path / "_hotswap"
-    script.write_text(completion_script("zsh", OPTIONS))
+    script.write_text(completion_script("zsh", KNOWN))
     # What zsh's own completion functions are given, shown instead of offered.
     asked = (
         'compdef() { }; _arguments() { print -rl -- "$@"; }; '
@@ -142,7 +196,7 @@ def test_zsh_is_told_the_flags_of_the_command_at_hand(tmp_path: Path) -> None:
 
 def test_quotes_in_a_help_text_end_no_string() -> None:
     assert any("'" in command.help for command in COMMANDS)
-    for line in completion_script("fish", OPTIONS).splitlines()[1:]:
+    for line in completion_script("fish", KNOWN).splitlines()[1:]:
         assert shlex.split(line)[:3] == ["complete", "-c", "hotswap"]
 
 
