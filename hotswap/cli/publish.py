@@ -26,12 +26,14 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
     from hotswap.cli.plugins import load_installed
     from hotswap.errors import HotswapError
     from hotswap.stream import Publisher
+    from hotswap.stream.lock import reading
     from hotswap.stream.place import absolute_place
     from hotswap.stream.stored import StoredTensors
 
     try:
         _check_places(options)
         with (
+            reading(Path(options.directory)),  # a pull must not change it meanwhile
             StoredTensors.at(Path(os.path.abspath(options.directory))) as stored,
             bars(shown=not options.json) as progress,
             Publisher(

@@ -36,9 +36,9 @@ def run_push(options: argparse.Namespace) -> ExitCode:
 def _push(options: argparse.Namespace, told: Bars | None) -> UpdateResult:
     """Raises: what the client does; UpdateRejected for a directory that is no checkpoint."""
     from hotswap.cli.server_address import blocking_client
-    from hotswap.weights.checkpoint import Checkpoint
+    from hotswap.pulls.logged import held_checkpoint
 
-    with blocking_client(options) as client, Checkpoint.open(options.directory) as checkpoint:
+    with blocking_client(options) as client, held_checkpoint(options.directory) as checkpoint:
         return client.push(
             chain.from_iterable(checkpoint.buckets()),
             version=options.weight_version,

@@ -18,6 +18,8 @@ from hotswap.engine.config import parse_config
 from hotswap.engine.loading import build_model, choose_dtype
 from hotswap.engine.model_plan import plan_model
 from hotswap.errors import UpdateRejected
+from hotswap.pulls.logged import held_checkpoint
+from hotswap.stream.log import check_plain
 from hotswap.types import Scope
 from hotswap.weights.checkpoint import Checkpoint
 
@@ -46,13 +48,14 @@ def check_checkpoint(
     directory: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None
 ) -> Loadable:
     """Check ``directory`` as an update of a server that serves ``model``; None: as a model
-    to serve. Blocks; any thread.
+    to serve. What a log has beside the files of ``directory`` belongs to it. Blocks; any thread.
 
     Raises: UpdateRejected with everything that is wrong; its message names ``model``
     where that is what is wrong.
     """
     served = Path(directory if model is None else model)
-    with Checkpoint.open(directory) as checkpoint:
+    check_plain(served)  # no server starts on one whose files are behind what it holds
+    with held_checkpoint(directory) as checkpoint:
         try:
             with Checkpoint.open(served) as live:
                 config = parse_config(live.manifest.config or {})

@@ -13,8 +13,8 @@ import torch
 from hotswap.engine.config import ModelConfig, parse_config
 from hotswap.engine.model import VOCAB_MULTIPLE, CausalLm, fused_rules, padded_rows
 from hotswap.engine.model_plan import generation_eos
+from hotswap.pulls.logged import held_checkpoint
 from hotswap.types import Scope
-from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
 from hotswap.weights.ties import check_ties
 
@@ -88,7 +88,7 @@ def load_model(
     device: str | torch.device = "auto",
     vocab_multiple: int = VOCAB_MULTIPLE,
 ) -> LoadedModel:
-    """Load a Hugging Face directory. Blocks; any thread.
+    """Load a Hugging Face directory, or what pulls hold in one. Blocks; any thread.
 
     Raises: UpdateRejected for a checkpoint that is not whole, ValueError for a
     configuration that the engine does not run.
@@ -107,7 +107,7 @@ def load_model(
 def _load(
     directory: Path, *, dtype: str | torch.dtype, device: torch.device, vocab_multiple: int
 ) -> LoadedModel:
-    with Checkpoint.open(directory) as checkpoint:
+    with held_checkpoint(directory) as checkpoint:
         config = parse_config(checkpoint.manifest.config or {})
         eos = generation_eos(checkpoint.manifest)
         loaded = build_model(

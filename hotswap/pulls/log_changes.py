@@ -57,7 +57,7 @@ class LogChanges:
         if before is None:
             return False
         with (
-            StoredTensors.at(self._directory, allowed=self._allowed) as stored,
+            StoredTensors.at(self._directory, allowed=self._allowed, with_log=True) as stored,
             OpenLog(
                 self._held,
                 stored.lengths,

@@ -5,6 +5,9 @@ Rule: a tensor is what its checksum says, or it cannot be read.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -14,16 +17,16 @@ from hotswap.pulls.log_changes import LogChanges
 from hotswap.sparse.origin import Origin
 from hotswap.stream.apply import fold
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
-from hotswap.stream.log import holding_in
+from hotswap.stream.lock import reading
+from hotswap.stream.log import has_log, holding_in
 from hotswap.stream.log_files import OpenLog
-from hotswap.stream.plain_reading import has_log
 from hotswap.stream.state import Reserved
 from hotswap.types import TensorSpec
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.file_tensor import FileTensor
 from hotswap.weights.roots import Allowed
 
-__all__ = ["LoggedTensor", "lay_log_over"]
+__all__ = ["LoggedTensor", "held_checkpoint", "lay_log_over"]
 
 
 class LoggedTensor:
@@ -59,6 +62,23 @@ class LoggedTensor:
                 f"tensor {self.spec.name!r}: the file and the versions in the log beside it do not "
                 "give the bytes that were published; remove the local checkpoint and pull again"
             )
+
+
+@contextmanager
+def held_checkpoint(
+    directory: str | os.PathLike[str], *, timeout_s: float = 600.0
+) -> Iterator[Checkpoint]:
+    """The checkpoint that ``directory`` holds, with what a log has; no pull changes it meanwhile.
+
+    Any checkpoint will do, and one that no pull keeps needs no lock. Blocks. Raises:
+    UpdateRejected (PullPending and LocalBusy among it), OSError.
+    """
+    with (
+        reading(Path(directory), timeout_s=timeout_s),
+        Checkpoint.open(directory) as checkpoint,
+    ):
+        lay_log_over(checkpoint, allowed=None)
+        yield checkpoint
 
 
 def lay_log_over(checkpoint: Checkpoint, *, allowed: Allowed | None) -> None:

@@ -142,7 +142,7 @@ class LocalCheckpoint:
         """The copy that ``state`` speaks of, open. Raises: LocalDamaged."""
         try:
             self._check_own(state.files)
-            stored = StoredTensors.at(self.directory, allowed=allowed)
+            stored = StoredTensors.at(self.directory, allowed=allowed, with_log=True)
         except UpdateRejected as error:
             raise LocalDamaged(str(error)) from error
         if stored.tensors.keys() != state.tensors.keys():

@@ -25,6 +25,7 @@ import xxhash
 
 from hotswap.stream.checksums import CHECKSUMS
 from hotswap.stream.encodings import Encoding
+from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import is_number, spelled
 from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
 
@@ -33,7 +34,9 @@ __all__ = [
     "Holding",
     "Log",
     "LoggedVersion",
+    "check_plain",
     "file_of",
+    "has_log",
     "holding_of",
     "holding_in",
     "spelled_log",
@@ -139,6 +142,23 @@ def holding_of(paths: Reserved, text: bytes | None) -> Holding | None:
     log = _parsed_log(_marker_text(paths), plain, on)
     digest = on if log is None else list(log.digests())[-1]
     return Holding(plain=plain, log=log, digest=digest)
+
+
+def has_log(directory: Path) -> bool:
+    """Whether what ``directory`` holds is more than what its files are. Raises: OSError."""
+    if not os.path.lexists(Reserved(directory).log_marker):
+        return False
+    held = holding_in(directory)
+    return held is not None and held.log is not None
+
+
+def check_plain(directory: Path) -> None:
+    """Raises: StreamError for a directory whose files are behind what it holds; OSError."""
+    if has_log(directory):
+        raise StreamError(
+            f"{directory}: is a local checkpoint with versions beside its files, wanted plain "
+            f"files: hotswap materialize {directory}"
+        )
 
 
 def spelled_log(log: Log) -> bytes:

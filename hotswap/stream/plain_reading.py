@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,19 +9,10 @@ from pathlib import Path
 
 from hotswap.stream.errors import LocalBusy
 from hotswap.stream.lock import reading as holding_shared
-from hotswap.stream.log import holding_in
+from hotswap.stream.log import has_log
 from hotswap.stream.materialize import materialize
-from hotswap.stream.state import Reserved
 
 __all__ = ["has_log", "reading"]
-
-
-def has_log(directory: Path) -> bool:
-    """Whether what ``directory`` holds is more than what its files are. Raises: OSError."""
-    if not os.path.lexists(Reserved(directory).log_marker):
-        return False
-    held = holding_in(directory)
-    return held is not None and held.log is not None
 
 
 @contextmanager

@@ -7,8 +7,9 @@ checked against its file before a tensor is read; files stay open until ``close`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import xxhash
@@ -18,6 +19,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, StreamError, VersionMalformed, raised_as
 from hotswap.stream.header import Header, Span
 from hotswap.stream.layout import INDEX
+from hotswap.stream.log import check_plain
 from hotswap.stream.place import Place, opened
 from hotswap.stream.source_file import header_of
 from hotswap.weights.layout import Layout, find_layout
@@ -94,8 +96,20 @@ class StoredTensors(Closing):
         self.indexed: bool = layout.file_of is not None
 
     @classmethod
-    def at(cls, directory: Place, *, allowed: Allowed | None = None, timed: bool = False) -> Self:
-        """Open ``directory``. Raises: UpdateRejected."""
+    def at(
+        cls,
+        directory: Place,
+        *,
+        allowed: Allowed | None = None,
+        timed: bool = False,
+        with_log: bool = False,
+    ) -> Self:
+        """Open ``directory``; ``with_log``: for who applies what lies beside its files.
+
+        Raises: UpdateRejected, without it also for a local checkpoint with a log.
+        """
+        if isinstance(directory, Path) and not with_log:
+            _check_plain(directory)
         folder = opened(directory, allowed=allowed)
         try:
             return cls(folder, timed=timed)
@@ -151,6 +165,11 @@ class StoredTensors(Closing):
             files[name] = StoredFile(file=file, header=header)
         self.files = files
         return digest.hexdigest()
+
+
+def _check_plain(directory: Path) -> None:
+    with suppress(OSError, ValueError):  # opening it says what is wrong with it
+        check_plain(directory)
 
 
 def _check_layout(folder: AnyFolder, layout: Layout) -> None:

@@ -93,7 +93,7 @@ def _unfinished(paths: Reserved) -> tuple[int | None, str | None]:
 def _there(local: Path, held: Holding) -> tuple[int, int, str | None]:
     """Tensors and bytes of weights that are there, and what is wrong with them."""
     try:
-        with StoredTensors.at(local) as stored:
+        with StoredTensors.at(local, with_log=True) as stored:
             size = sum(file.file.size_bytes for file in stored.files.values())
             different = len(stored.tensors.keys() ^ held.plain.tensors.keys())
             wrong = f"{different} tensors are not those that the last pull left"

@@ -46,7 +46,7 @@ def verify_local(
         state = held.state
         try:
             with (
-                StoredTensors.at(local) as stored,
+                StoredTensors.at(local, with_log=True) as stored,
                 OpenLog(held, stored.lengths, paths=Reserved(local)) as log,
             ):
                 _check_names(local, stored, state, faults)

@@ -16,8 +16,8 @@ from hotswap.engine.config_fields import Fields
 from hotswap.engine.loading import choose_device
 from hotswap.engine.model_plan import ModelPlan, generation_eos
 from hotswap.errors import UpdateRejected
+from hotswap.pulls.logged import held_checkpoint
 from hotswap.types import Manifest, Scope
-from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.target import WeightTarget
 from hotswap.weights.ties import check_ties
 from hotswap_transformers.naming import TransformersNaming
@@ -55,13 +55,13 @@ class LoadedModel:
 def load_model(
     directory: Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
 ) -> LoadedModel:
-    """Load a Hugging Face directory. Blocks; any thread.
+    """Load a Hugging Face directory, or what pulls hold in one. Blocks; any thread.
 
     Nothing is downloaded and no code of the checkpoint is run. Raises: UpdateRejected for
     a checkpoint that is not whole, or that cannot be written in place; ValueError for a
     configuration that transformers does not know.
     """
-    with Checkpoint.open(directory) as checkpoint:
+    with held_checkpoint(directory) as checkpoint:
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

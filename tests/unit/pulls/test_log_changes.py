@@ -21,7 +21,7 @@ from tests.unit.stream.streams import Stream
 
 
 def origin(stream: Stream) -> Origin:
-    with StoredTensors.at(stream.local) as stored:
+    with StoredTensors.at(stream.local, with_log=True) as stored:
         found = origin_of(stream.local, [one.file for one in stored.files.values()])
     assert found is not None
     return found

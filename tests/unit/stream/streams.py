@@ -46,9 +46,9 @@ def digests_of(directory: Path) -> dict[str, str]:
 
 
 def contents_of(directory: Path) -> dict[str, bytes]:
-    """The bytes of every tensor of a checkpoint directory."""
+    """The bytes of every tensor of a checkpoint directory, as its files have them."""
     found = dict[str, bytes]()
-    with StoredTensors.at(directory) as stored:
+    with StoredTensors.at(directory, with_log=True) as stored:
         for name, tensor in stored.tensors.items():
             buffer = bytearray(tensor.span.length)
             tensor.read_into(memoryview(buffer))
