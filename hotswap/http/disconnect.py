@@ -8,6 +8,7 @@ from typing import TypeVar
 import anyio
 from starlette.types import Receive
 
+from hotswap.foreign import contained
 from hotswap.http.errors import ClientGone
 
 __all__ = ["until_disconnect"]
@@ -22,20 +23,26 @@ async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -
     of a disconnect arrives once. Work that shields itself (a commit after its
     first write) runs to its end all the same, and its result is returned.
 
-    Raises: ClientGone when the work was cancelled; otherwise whatever it raised.
+    Raises: ClientGone when the work was cancelled; what ``receive`` raised, as when the server
+    goes down while a body is coming; otherwise whatever the work raised.
     """
     done: list[T] = []
     raised: list[Exception] = []
+    gone: list[Exception] = []
     async with anyio.create_task_group() as tasks:
 
         async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except Exception as error:
+                gone.append(error)
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(watch)
         try:
-            done.append(await work())
+            with contained():
+                done.append(await work())
         except Exception as error:
             # Carried out by hand: the task group would wrap it in a group.
             raised.append(error)
@@ -43,5 +50,5 @@ async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -
     if raised:
         raise raised[0]
     if not done:
-        raise ClientGone
+        raise gone[0] if gone else ClientGone
     return done[0]

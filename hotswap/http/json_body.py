@@ -28,6 +28,8 @@ __all__ = [
     "ignored_names",
     "named_values",
     "read_body",
+    "read_into",
+    "values_of",
 ]
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -52,7 +54,11 @@ async def arguments(request: Request, wanted: type[T], *, limit_bytes: int) -> T
 
 async def named_values(request: Request, *, limit_bytes: int) -> dict[str, object]:
     """Query and JSON body of ``request`` as they came. Raises: as ``arguments``."""
-    body = await read_body(request.receive, limit_bytes=limit_bytes)
+    return values_of(request, await read_body(request.receive, limit_bytes=limit_bytes))
+
+
+def values_of(request: Request, body: bytes | bytearray) -> dict[str, object]:
+    """Query and JSON ``body`` of ``request``. Raises: RequestInvalid."""
     return {**request.query_params, **_parsed(body)}
 
 
@@ -91,8 +97,17 @@ def _fields(struct: type[msgspec.Struct]) -> set[str]:
 
 async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:
     """Every byte of the body. Raises: PayloadTooLarge past the limit, ClientGone."""
-    receive = limited(receive, limit_bytes)
     kept = bytearray()
+    await read_into(kept, receive, limit_bytes=limit_bytes)
+    return bytes(kept)
+
+
+async def read_into(kept: bytearray, receive: Receive, *, limit_bytes: int) -> None:
+    """Add every byte of the body to ``kept``, which has what had come also where this raises.
+
+    Raises: PayloadTooLarge, ClientGone.
+    """
+    receive = limited(receive, limit_bytes)
     more = True
     while more:
         message = await receive()
@@ -100,7 +115,6 @@ async def read_body(receive: Receive, *, limit_bytes: int) -> bytes:
             raise ClientGone
         kept += message.get("body", b"")
         more = message.get("more_body", False)
-    return bytes(kept)
 
 
 def converted(values: dict[str, object], wanted: type[T]) -> T:
@@ -113,7 +127,7 @@ def converted(values: dict[str, object], wanted: type[T]) -> T:
     return body
 
 
-def _parsed(body: bytes) -> dict[str, object]:
+def _parsed(body: bytes | bytearray) -> dict[str, object]:
     if not body.strip():
         return {}
     try:

@@ -5,7 +5,8 @@ Rules:
 * A safetensors body goes straight into staging memory, as it comes; it has a bound of its own
   in place of ``--max-http-request-bytes``: that the live model has what it names. What it is
   called and how it is met stands in the query.
-* A JSON body describes shared memory of this machine.
+* A JSON body describes shared memory of this machine. It stays its sender's; that of one that
+  has ended is removed before the reply.
 * What a sender leaves half done touches no live weight.
 """
 
@@ -18,8 +19,9 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hotswap.errors import UpdateRejected
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import RequestInvalid
+from hotswap.http.errors import RequestInvalid, ShuttingDown
 from hotswap.http.json_body import converted, named_values
 from hotswap.http.push_bodies import Labelled, UpdateId
 from hotswap.http.replies import Json
@@ -36,7 +38,7 @@ from hotswap.push import (
     StreamedPush,
 )
 from hotswap.types import LoadMode, Scope
-from hotswap.uninterrupted import own_threads
+from hotswap.uninterrupted import own_threads, uninterrupted
 from hotswap.wire import Pushed, push_update
 
 __all__ = ["PushBody", "push", "push_route"]
@@ -97,6 +99,11 @@ async def push(request: Request) -> Response:
         # Never straight into live weights: a sender may stop half way.
         work = partial(_pushed, serving, body, pushed, len(pushed), LoadMode.STAGED)
         return Json(await until_disconnect(incoming.receive, work))
+    except UpdateRejected as error:
+        if not serving.requests.closed:
+            raise
+        # Who reads the body may have been told first that no more of it is going to be read.
+        raise ShuttingDown("the server is shutting down; push to another one") from error
     finally:
         incoming.end("the push is over")
 
@@ -107,8 +114,12 @@ async def _described(request: Request, serving: Served) -> Response:
     described = body.description()
     pushed = await anyio.to_thread.run_sync(described.push, limiter=own_threads())
     mode = LoadMode(serving.settings.load_mode)
-    work = partial(_pushed, serving, body, pushed, len(pushed), mode)
-    return Json(await until_disconnect(request.receive, work))
+    try:
+        work = partial(_pushed, serving, body, pushed, len(pushed), mode)
+        return Json(await until_disconnect(request.receive, work))
+    finally:
+        release = anyio.to_thread.run_sync(pushed.release, limiter=own_threads())
+        await uninterrupted(release)
 
 
 async def _pushed(

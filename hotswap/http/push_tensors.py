@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import RequestInvalid
-from hotswap.http.json_body import converted, named_values
+from hotswap.http.json_body import converted, read_into, values_of
 from hotswap.http.push_bodies import TensorUpdateBody
 from hotswap.http.replies import Json
 from hotswap.http.served import Served, device_uuid_of, served
@@ -27,18 +27,34 @@ from hotswap.wire import PUSHED, Received, push_update
 
 __all__ = ["update_weights_from_tensor"]
 
+T = TypeVar("T")
+
 
 async def update_weights_from_tensor(request: Request) -> Response:
     """Replace weights with tensors in shared memory, or of a process on the same device."""
     serving = served(request)
-    limit_bytes = serving.settings.max_http_request_bytes
-    values = await named_values(request, limit_bytes=limit_bytes)
+    kept = bytearray()
     try:
-        body = converted(values, TensorUpdateBody)
-    except RequestInvalid:
-        payloads = values.get("serialized_named_tensors")
-        await _released(await _received(serving, partial(Received.refused, payloads)))
+        body = await _body(request, kept, limit_bytes=serving.settings.max_http_request_bytes)
+        received = await _received(serving, body)
+    except BaseException:
+        # Cut off, too long, no JSON, with a wrong field: as far as it came it may name memory.
+        await _on_a_thread(lambda: Received.refused(kept).release())
         raise
+    kept.clear()
+    try:
+        work = partial(_pushed, serving, body, received)
+        return Json(await until_disconnect(request.receive, work))
+    finally:
+        await _on_a_thread(received.release)
+
+
+async def _body(request: Request, kept: bytearray, *, limit_bytes: int) -> TensorUpdateBody:
+    await read_into(kept, request.receive, limit_bytes=limit_bytes)
+    return converted(values_of(request, kept), TensorUpdateBody)
+
+
+async def _received(serving: Served, body: TensorUpdateBody) -> Received:
     read = partial(
         Received.read,
         body.serialized_named_tensors,
@@ -46,22 +62,13 @@ async def update_weights_from_tensor(request: Request) -> Response:
         placement=serving.placement,
         device_uuid=device_uuid_of(serving.engine),
     )
-    received = await _received(serving, read)
-    try:
-        work = partial(_pushed, serving, body, received)
-        return Json(await until_disconnect(request.receive, work))
-    finally:
-        await _released(received)
-
-
-async def _received(serving: Served, read: Callable[[], Received]) -> Received:
     # Payloads are read one at a time: each may take as much memory as the limits allow.
     async with serving.decoders:
-        return await uninterrupted(anyio.to_thread.run_sync(read, limiter=own_threads()))
+        return await _on_a_thread(read)
 
 
-async def _released(received: Received) -> None:
-    await uninterrupted(anyio.to_thread.run_sync(received.release, limiter=own_threads()))
+async def _on_a_thread(work: Callable[[], T]) -> T:
+    return await uninterrupted(anyio.to_thread.run_sync(work, limiter=own_threads()))
 
 
 async def _pushed(serving: Served, body: TensorUpdateBody, received: Received) -> dict[str, object]:

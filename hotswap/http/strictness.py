@@ -15,7 +15,7 @@ from hotswap.http.errors import RequestInvalid
 __all__ = ["refuse_repeated_keys", "refuse_what_is_no_number"]
 
 
-def refuse_repeated_keys(body: bytes) -> None:
+def refuse_repeated_keys(body: bytes | bytearray) -> None:
     """``body`` is JSON. Raises: RequestInvalid for a key that one object has twice.
 
     Readers differ in which of the two they take, and a proxy may have read the other.

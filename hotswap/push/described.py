@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -25,6 +25,8 @@ from hotswap.errors import UpdateRejected
 from hotswap.types import Payload, Readable
 from hotswap.weights.safetensors_header import DTYPES
 from hotswap.wire.bucket import Sent
+from hotswap.wire.owners import Owner
+from hotswap.wire.references import give_back
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.segments import opened
 from hotswap.wire.sent import NoStorage, SentTensor, SharedStorage, row_major
@@ -95,18 +97,20 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             if one.name in tensors:
                 raise PayloadRefused(f"tensor {one.name!r:.80} appears twice, wanted once")
             tensors[one.name] = _tensor(one, storage)
-        # No reference travels with a description; a segment that nobody owns goes all the same.
-        sent = Sent(tensors=tensors, segments=frozenset({storage}), references={storage.name: 0})
-        return SharedPush(sent, bytes.fromhex(self.nonce))
+        # No reference travels with a description.
+        sent = Sent(tensors=tensors, segments=frozenset({storage}), references={})
+        return SharedPush(sent, bytes.fromhex(self.nonce), segment=storage.name)
 
 
 class SharedPush:
     """Satisfies ``Pushed``: can be opened again and again."""
 
-    def __init__(self, sent: Sent, nonce: bytes) -> None:
+    def __init__(self, sent: Sent, nonce: bytes, *, segment: str) -> None:
         """Use :meth:`Description.push`."""
         self._sent = sent
         self._nonce = nonce
+        self._segment = segment
+        self._owner = Owner.of(segment)
 
     def __repr__(self) -> str:
         return f"<SharedPush {len(self)} tensors>"
@@ -123,7 +127,16 @@ class SharedPush:
             except UpdateRejected as error:
                 raise SegmentNotSeen(f"{error}; or send the tensors as a body") from error
             self._check(payloads.pop(_NONCE))
+            # Only now: who has guessed a name has nothing removed.
+            held.callback(give_back, {self._segment: 0}, owners={self._segment: self._owner})
             yield payloads
+
+    def release(self) -> None:
+        """Remove the segment of a sender that has ended, where nothing was opened: its push was
+        refused. Idempotent; blocking."""
+        if not self._owner.lives:
+            with suppress(UpdateRejected), self.opened():
+                pass
 
     def _check(self, payload: Payload) -> None:
         seen = torch.empty(NONCE_BYTES, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from hotswap.wire.bucket import FLATTENED, Sent, decode
 from hotswap.wire.budget import Budget, Limits
 from hotswap.wire.pushed import Pushed
 from hotswap.wire.ranks import chosen, payload_bytes
-from hotswap.wire.received import Received
+from hotswap.wire.received import Received, take_back
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.segments import opened
 from hotswap.wire.sending import flattened_bucket, named_tensors, per_rank
@@ -37,4 +37,5 @@ __all__ = [
     "payload_bytes",
     "per_rank",
     "push_update",
+    "take_back",
 ]

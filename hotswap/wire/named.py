@@ -17,7 +17,7 @@ from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import SharedStorage
 from hotswap.wire.tensors import storage_of
 
-__all__ = ["handles_in", "names_in"]
+__all__ = ["handles_in", "names_in", "names_in_body"]
 
 _PIECE_CHARACTERS = 2**20  # a multiple of four
 _OVERLAP_BYTES = 256  # more than a match has
@@ -28,7 +28,15 @@ _NAMED = re.compile(
     rb"/manager\.sock.{1,64}?/(torch_[0-9]{1,20}_[0-9]{1,20}(?:_[0-9]{1,20})?)(?=[^0-9_])",
     re.DOTALL,
 )
-_TWICE_TEXT = "Z0F"  # how the base64 of the base64 of a pickle begins
+_TWICE_TEXT = b"Z0F"  # how the base64 of the base64 of a pickle begins
+
+# What a handle stands in is longer. JSON may spell a character as an escape.
+_LEAST_CHARACTERS = 128
+_TEXT = re.compile(
+    rb"(?<![A-Za-z0-9+/\\])[A-Za-z0-9+/\\]{%d,}" % _LEAST_CHARACTERS  # each is looked at once
+)
+_ESCAPED = re.compile(rb"\\(?:([/nrt])|u00([0-9a-fA-F]{2}))")
+_SPACE = b" \t\r\n"
 
 
 def handles_in(value: Value) -> Counter[str]:
@@ -67,13 +75,36 @@ def names_in(texts: Iterable[str]) -> Counter[str]:
     is allowed, or with something else among the tensors. ``texts`` are base64, once or twice.
     Takes little more memory than they have.
     """
+    return _counted(text.encode("ascii", "replace") for text in texts)
+
+
+def names_in_body(body: bytes | bytearray) -> Counter[str]:
+    """The same, of a request that is refused: no JSON, cut off, or with other fields than wanted.
+
+    Every text in it that may be base64 is searched, wherever it stands.
+    """
+    return _counted(_plain(text[0]) for text in _TEXT.finditer(body))
+
+
+def _plain(text: bytes) -> bytes:
+    return _ESCAPED.sub(_unescaped, text) if b"\\" in text else text
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    if escape[2]:
+        return bytes.fromhex(escape[2].decode("ascii"))
+    return b"/" if escape[1] == b"/" else b""
+
+
+def _counted(texts: Iterable[bytes]) -> Counter[str]:
     found = Counter[str]()
     for text in texts:
-        found += _names_in(text) or _names_in_twice(text)
+        plain = text.translate(None, _SPACE)
+        found += _names_in(plain) or _names_in_twice(plain)
     return found
 
 
-def _names_in(text: str) -> Counter[str]:
+def _names_in(text: bytes) -> Counter[str]:
     found = Counter[str]()
     kept = b""
     for start in range(0, len(text), _PIECE_CHARACTERS):
@@ -86,12 +117,11 @@ def _names_in(text: str) -> Counter[str]:
     return found
 
 
-def _names_in_twice(text: str) -> Counter[str]:
-    inner = _decoded(text) if text.startswith(_TWICE_TEXT) else b""
-    return _names_in(inner.decode("ascii", "replace"))
+def _names_in_twice(text: bytes) -> Counter[str]:
+    return _names_in(_decoded(text) if text.startswith(_TWICE_TEXT) else b"")
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: bytes) -> bytes:
     # A text that was cut off is decoded as far as it goes.
     with suppress(ValueError):
         return binascii.a2b_base64(text[: len(text) // 4 * 4])

@@ -1,16 +1,22 @@
-"""Whether the process that has made a segment still runs.
+"""Whether anybody still has a segment: the process that has made it, or another.
 
-Rule: a process is its number and the time at which it was started; a number alone is another
-process's some day. One that has ended is gone, also while its parent has not asked how (a zombie).
+Rules:
+
+* A process is its number and the time at which it was started; a number alone is another
+  process's some day. One that has ended is gone, also while its parent has not asked how (a
+  zombie).
+* What another process has mapped is not nobody's, though its owner has ended.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["UNKNOWN", "Owner"]
+__all__ = ["UNKNOWN", "Owner", "is_mapped"]
 
 UNKNOWN = -1
 """When a process was started that the system would not tell of: it has no descriptors left."""
@@ -46,6 +52,18 @@ class Owner:
         except OSError:
             return self.started is not None
         return now is not None and self.started in (now, UNKNOWN)
+
+
+def is_mapped(path: Path) -> bool:
+    """Whether any process that can be asked has the segment ``path`` mapped: one that has got it
+    from its owner, say. torch ends such a process when somebody else removes it."""
+    wanted = os.fsencode(path)
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        # It may have ended meanwhile, or be another user's, who has none of ours.
+        with suppress(OSError):
+            if any(line.endswith(wanted) for line in maps.read_bytes().splitlines()):
+                return True
+    return False
 
 
 def _started(pid: int) -> int | None:

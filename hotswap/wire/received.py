@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from hotswap.errors import UpdateRejected
 from hotswap.types import Payload, Placement
 from hotswap.wire.bucket import Sent, decode
-from hotswap.wire.named import names_in
+from hotswap.wire.named import names_in, names_in_body
 from hotswap.wire.owners import Owner
 from hotswap.wire.ranks import chosen, payload_bytes
 from hotswap.wire.references import give_back, give_back_on_device
 from hotswap.wire.segments import opened
 
-__all__ = ["Received"]
+__all__ = ["Received", "take_back"]
 
 
 class Received:
@@ -63,7 +63,8 @@ class Received:
         """What the payload of this rank says, or that it was refused. Blocks."""
         rank, world_size = (placement or Placement()).rank, (placement or Placement()).world_size
         # What none can be told to be for is the first one's to let go.
-        mine = list(_texts_in(payloads)) if rank == 0 else []
+        listed = payloads.values() if isinstance(payloads, Mapping) else payloads
+        mine = list(listed) if rank == 0 else []
         try:
             text = chosen(payloads, rank=rank, world_size=world_size, device_uuid=device_uuid)
             mine = [text]
@@ -74,10 +75,11 @@ class Received:
             return cls(None, refusal=refusal, references=names_in(mine))
 
     @classmethod
-    def refused(cls, payloads: object) -> Received:
-        """What was sent as payloads in a request that was refused for something else. Blocks."""
+    def refused(cls, body: bytes | bytearray) -> Received:
+        """What a request has named, ``body`` being what came of it, that was refused before its
+        payloads were known. Blocks."""
         refusal = UpdateRejected("the request was refused; nothing was read")
-        return cls(None, refusal=refusal, references=names_in(_texts_in(payloads)))
+        return cls(None, refusal=refusal, references=names_in_body(body))
 
     @property
     def empty(self) -> bool:
@@ -106,7 +108,13 @@ class Received:
         return held
 
 
-def _texts_in(payloads: object) -> Iterator[str]:
-    values = payloads.values() if isinstance(payloads, Mapping) else payloads
-    listed = values if isinstance(values, Iterable) and not isinstance(values, str) else ()
-    return (text for text in listed if isinstance(text, str))
+def take_back(payloads: Iterable[str], *, load_format: str | None = None) -> None:
+    """For a sender: give up the references of payloads that no server has read, of a request that
+    was refused for its key or its length, or had no reply. Blocks; raises nothing.
+
+    Call it before the tensors are let go. What a server has given back already stays as it is,
+    so it may be called after any reply, once nothing else that names the same tensors is on its
+    way. ``load_format`` is what was sent; it is needed for tensors of a device.
+    """
+    for payload in payloads:
+        Received.read([payload], load_format=load_format).release()

@@ -4,7 +4,8 @@ Rules:
 
 * As many go back as came. The last one is never taken: it is the owner's.
 * The owner waits for the reply before it lets go itself, so that both do not count at once.
-* A segment whose owner has ended is nobody's, and is removed.
+* A segment whose owner has ended, and that no other process has mapped, is nobody's, and is
+  removed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hotswap.wire.owners import Owner
+from hotswap.wire.owners import Owner, is_mapped
 from hotswap.wire.sent import COUNTERS, CudaStorage, Storage
 
 __all__ = [
@@ -51,7 +52,7 @@ def give_back(
     for name, count in references.items():
         owner = (owners or {}).get(name) or Owner.of(name)
         with suppress(OSError), _opened(directory / name) as fd:
-            if owner.lives:
+            if owner.lives or is_mapped(directory / name):
                 _count_down(fd, at=0, width=_USERS_BYTES, by=count, least=1)
             else:
                 (directory / name).unlink()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hotswap.client.errors import NoAnswer, OutcomeUnknown, RequestRefused
 from hotswap.client.pushing import PushPayload, PushRequest, push
 from hotswap.client.session import Fence, ServerKind
 from hotswap.client.shown import UpdateResult
-from hotswap.errors import UpdateFailed, UpdateRejected
+from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
 from hotswap.push import SharedTensors
 from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, reply
 
@@ -60,6 +62,34 @@ def pushed(
 def payload(request: pytest.FixtureRequest) -> Iterator[PushPayload]:
     with PushPayload(TENSORS, transport=Transport.AUTO, url=request.param) as payload:
         yield payload
+
+
+def own_segments() -> set[Path]:
+    return set(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [reply(401, {"error": {"code": "unauthorized"}})],
+        [reply(403, {"error": {"code": "route_disabled"}})],
+        [reply(404, {"detail": "Not Found"})],
+        [reply(413, {"error": {"code": "payload_too_large"}})],
+        [reply(503, {"error": {"code": "shutting_down", "retryable": True}})],
+        [NEVER_SENT],
+        [UNSEEN, LOST, BUSY, reply(400, {"error": {"code": "x"}})],
+    ],
+)
+def test_memory_goes_with_the_push_also_where_the_server_has_read_nothing(
+    answers: list[Answer],
+) -> None:
+    before = own_segments()
+    script = Script(*answers)
+    with PushPayload(TENSORS, transport=Transport.AUTO, url=HERE) as payload:
+        assert len(own_segments() - before) == 1
+        with pytest.raises(HotswapError):
+            pushed(script, payload, PushRequest(attempts=1))
+    assert own_segments() == before
 
 
 def test_memory_on_one_machine_and_bytes_to_another() -> None:

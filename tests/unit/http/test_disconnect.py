@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hotswap.http.disconnect import until_disconnect
-from hotswap.http.errors import ClientGone
+from hotswap.http.errors import ClientGone, ShuttingDown
 from hotswap.http.generation import Generate
 from hotswap.http.openai.completions import completions
 from hotswap.testing.asgi_call import AsgiCall
@@ -71,6 +71,23 @@ async def test_shielded_work_ends_and_its_result_counts() -> None:
 
     assert await until_disconnect(client.receive, work) == "committed"
     assert ended.is_set()
+
+
+async def test_what_ends_the_wait_for_a_body_comes_out_as_it_was() -> None:
+    async def receive() -> Message:
+        raise ShuttingDown("down")
+
+    async def work() -> None:
+        await anyio.sleep_forever()
+
+    async def shielded() -> str:
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+        return "committed"
+
+    with pytest.raises(ShuttingDown, match="down"):
+        await until_disconnect(receive, work)
+    assert await until_disconnect(receive, shielded) == "committed"
 
 
 async def test_other_messages_are_no_disconnect() -> None:

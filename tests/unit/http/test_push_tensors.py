@@ -4,58 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hotswap.errors import InFlight, UpdateRejected
 from hotswap.testing.scripted_engine import ScriptedEngine
 from hotswap.types import LoadMode, PauseMode, Placement, Scope
-from tests.unit.wire.senders import (
-    BUCKET_MODULES,
-    flattened,
-    forking,
-    metadata_class,
-    sharing,
-    standing,
-)
+from tests.unit.http.push_sender import Sender, base64_of
 
 PATH = "/update_weights_from_tensor"
 EMPTY = "gARdlC4="
 NO_TENSOR = "gARLAS4="  # the number 1
-
-
-class Sender:
-    """One tensor in shared memory, and how often it is referred to."""
-
-    def __init__(self) -> None:
-        metadata = metadata_class()
-        with sharing("file_system"), standing(BUCKET_MODULES[0], FlattenedTensorMetadata=metadata):
-            self.value = flattened([("a", torch.ones(4))], metadata)
-            flat = self.value["flattened_tensor"]
-            assert isinstance(flat, torch.Tensor)
-            before = set(Path("/dev/shm").iterdir())
-            self.payload = base64_of(forking(self.value))
-            (self.segment,) = {
-                path for path in set(Path("/dev/shm").iterdir()) - before if "torch_" in path.name
-            }
-
-    @property
-    def users(self) -> int:
-        return int.from_bytes(self.segment.read_bytes()[:4], "little", signed=True)
-
-    def body(self, **fields: object) -> dict[str, object]:
-        return {
-            "serialized_named_tensors": [self.payload],
-            "load_format": "flattened_bucket",
-            **fields,
-        }
-
-
-def base64_of(payload: bytes) -> str:
-    return base64.b64encode(payload).decode()
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import errno
+import json
+import mmap
 import os
 import subprocess
 import sys
@@ -16,8 +18,8 @@ import torch
 
 from hotswap.errors import UpdateRejected
 from hotswap.wire import CudaStorage, Received, decode, opened
-from hotswap.wire.named import handles_in, names_in
-from hotswap.wire.owners import UNKNOWN, Owner
+from hotswap.wire.named import handles_in, names_in, names_in_body
+from hotswap.wire.owners import UNKNOWN, Owner, is_mapped
 from hotswap.wire.records import Items
 from hotswap.wire.references import (
     HEADER_BYTES,
@@ -115,6 +117,17 @@ def test_a_segment_goes_with_an_owner_whose_number_is_anothers_by_now(tmp_path: 
     assert not path.exists()
 
 
+def test_a_segment_stays_while_a_process_has_it_that_got_it_from_its_owner(tmp_path: Path) -> None:
+    path, gone = a_segment(tmp_path, users=3), Owner(pid=os.getpid(), started=1)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert is_mapped(path)
+        give_back({OWN: 1}, owners={OWN: gone}, directory=tmp_path)
+        assert users_of(path) == 2
+    assert not is_mapped(path)
+    give_back({OWN: 1}, owners={OWN: gone}, directory=tmp_path)
+    assert not path.exists()
+
+
 @pytest.mark.usefixtures("by_name", "no_segment_left")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_tensors_of_one_storage_that_were_serialised_one_by_one(protocol: int) -> None:
@@ -183,6 +196,40 @@ def test_what_is_no_whole_handle_names_nothing(payload: bytes) -> None:
     assert names_in([b64(payload)]) == {}
 
 
+def lines(text: str) -> str:
+    return "\n".join(text[at : at + 76] for at in range(0, len(text), 76))
+
+
+SPELLINGS: dict[str, Callable[[str], bytes | bytearray]] = {
+    "JSON": lambda text: json.dumps({"x": [{"y": text}, 1]}).encode(),
+    "cut off": lambda text: json.dumps([text])[:-8].encode(),
+    "slashes escaped": lambda text: json.dumps([text]).replace("/", "\\/").encode(),
+    "all of it escaped": lambda text: "".join(
+        f"\\u{ord(one):04x}" if one in "/+=" else one for one in json.dumps(text)
+    ).encode(),
+    "lines": lambda text: json.dumps([lines(text)]).encode(),
+    "twice": lambda text: json.dumps([b64(text.encode())]).encode(),
+    "a bytearray": lambda text: bytearray(text.encode()),
+}
+
+
+@pytest.mark.usefixtures("by_name", "no_segment_left")
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_names_are_found_in_a_body_that_is_refused(spelling: str) -> None:
+    tensors = [(f"w{at}", torch.zeros(3)) for at in range(7)]
+    payload = forking(tensors)
+    body = SPELLINGS[spelling](b64(payload))
+    wanted = {segment_of(tensor).name: 1 for _, tensor in tensors}
+    assert names_in_body(body) == wanted
+    with opened(decode(payload)):
+        pass
+
+
+def test_a_body_that_names_nothing_is_searched_once() -> None:
+    for body in (b"", b"a" * 127, b"\\" * 200, b"a," * 2**19, (b"a" * 127 + b",") * 2**13):
+        assert names_in_body(body) == {}
+
+
 @pytest.mark.parametrize("text", ["", "a", "é" * 8, "####", "=" * 8, "a" * 5, "Z0F#", "\ud800" * 4])
 def test_what_is_no_base64_names_nothing(text: str) -> None:
     assert names_in([text]) == {}
@@ -226,7 +273,7 @@ def test_a_counter_of_device_memory_goes_down_and_nothing_else_is_written_to(
 
 
 def test_a_payload_that_was_refused_opens_as_its_refusal() -> None:
-    received = Received.refused(["x"])
+    received = Received.refused(b"x")
     assert repr(received) == "<Received refused>"
     with pytest.raises(UpdateRejected, match="nothing was read"), received.opened():
         raise AssertionError("was opened")
