@@ -223,10 +223,10 @@ class UpdatePipeline:
         """Take a turn in the queue, stop the engine, write, let the engine go on."""
         attempt.enter(Phase.QUEUED)
         with await self._queue.enter(attempt.command):
+            self._check_epoch(attempt.update)
             if isinstance(transaction, SparseTransaction) and not self._live.is_still(
                 transaction.live, self.stamp
             ):
-            self._check_epoch(attempt.update)
                 _log.info("%s: the weights have changed meanwhile; everything is loaded", attempt)
                 raise _Outdated
             attempt.enter(Phase.COMMITTING)
