@@ -244,9 +244,6 @@ class UpdatePipeline:
                 raise
             return await uninterrupted(self._write(attempt, plan, transaction, direct, now))
 
-    async def _stop(self, attempt: Attempt) -> None:
-        """Stop the engine if it runs, and meet requests in flight as the update asks."""
-        attempt.stopped = time.perf_counter()
     def _check_epoch(self, update: Update) -> None:
         if update.only_epoch not in (None, self.stamp.epoch):
             raise UpdateRejected(
@@ -254,6 +251,9 @@ class UpdatePipeline:
                 f"{update.only_epoch} that this update was decided on; look, and send it again"
             )
 
+    async def _stop(self, attempt: Attempt) -> None:
+        """Stop the engine if it runs, and meet requests in flight as the update asks."""
+        attempt.stopped = time.perf_counter()
         gate, wanted = self._machine.facts.gate, attempt.update.pause_mode
         if attempt.command is Command.SWAP:
             pause = await self._pause(wanted or PauseMode.RETRACT)
