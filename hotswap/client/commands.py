@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from hotswap.client.effects import Reply, Steps, sleep
-from hotswap.client.errors import NoAnswer, NotReady, ReplyMalformed, StillPaused
+from hotswap.client.errors import (
+    NoAnswer,
+    NotReady,
+    ReplyMalformed,
+    RequestRefused,
+    StillPaused,
+)
 from hotswap.client.fields import Fields
 from hotswap.client.replies import body_of, command_error, fields_of, is_success, message_of
 from hotswap.client.session import Budget, Fence, ServerKind, Session
@@ -58,7 +64,8 @@ def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> St
         asked += 1
         if is_success(reply) and not _says_no(reply):
             # SGLang answers with a text.
-            return Fields(body_of(reply), at=f"{session.url}{path}").count("entries_cleared")
+            told = Fields(body_of(reply), at=f"{session.url}{path}", hide=reply.hide)
+            return told.count("entries_cleared")
         if reply.status != 400:
             raise command_error(reply, doing=f"{session.url}{path}")
         if asked >= times or budget.left_s <= every_s:
@@ -110,7 +117,8 @@ def wait_ready(session: Session, *, budget: Budget) -> Steps[None]:
         if reply.status != 503:
             raise command_error(reply, doing=f"{session.url}{path}")
         if budget.left_s <= _POLL_S:
-            told = Fields(body_of(reply), at=f"{session.url}{path}").texts("reasons")
+            at = f"{session.url}{path}"
+            told = Fields(body_of(reply), at=at, hide=reply.hide).texts("reasons")
             raise NotReady(
                 f"{session.url} was not ready within {budget.seconds:g} s: "
                 f"{', '.join(told) or 'status 503'}; put that right, or wait longer"
@@ -155,6 +163,9 @@ def leave_fence(
 
 
 def _surely_refused(error: BaseException | None) -> bool:
+    if isinstance(error, RequestRefused) and error.status >= 500:
+        # No command of the server says so: it may be in effect.
+        return False
     return isinstance(error, HotswapError) and not isinstance(error, NoAnswer | ReplyMalformed)
 
 

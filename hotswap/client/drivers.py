@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import anyio
 import httpx
 
+from hotswap.client.bodies import Body, TooLong
 from hotswap.client.bounded import LONGEST_WAIT_S, pieces_within, within
 from hotswap.client.effects import (
     CloseStream,
@@ -77,8 +78,8 @@ class Driver:
                     request = _stream_request(self._http, self._url, effect)
                     with within(effect.open_s):
                         self._stream = self._http.send(request, stream=True, follow_redirects=False)
-                    self._pieces = self._stream.iter_bytes()
-                    return _head(self._stream)
+                    self._pieces = _raw(self._stream)
+                    return _reply(self._stream)
                 case ReadStream():
                     return next(self._pieces, b"")
                 case CloseStream():
@@ -96,10 +97,14 @@ class Driver:
         with within(asked.timeout_s):
             response = self._http.send(request, stream=True, follow_redirects=False)
             try:
-                body = b"".join(pieces_within(response.iter_bytes()))
+                body = Body(response)
+                for piece in pieces_within(_raw(response)):
+                    body.take(piece)
+                return _reply(response, body.whole())
+            except TooLong as flaw:
+                return _reply(response, flaw=str(flaw))
             finally:
                 response.close()
-        return Reply(status=response.status_code, headers=_headers(response), body=body)
 
     def close_stream(self) -> None:
         """Let go of the stream, if there is one."""
@@ -148,7 +153,7 @@ class AsyncDriver:
                     pieces = None if effect.content is None else _piece_by_piece(effect.content)
                     request = _request(self._http, self._url, effect, pieces)
                     with anyio.fail_after(effect.timeout_s):
-                        return _reply(await self._http.send(request, follow_redirects=False))
+                        return await self._answered(request)
                 case Sleep(seconds=seconds):
                     await anyio.sleep(seconds)
                 case OpenStream():
@@ -157,8 +162,8 @@ class AsyncDriver:
                         self._stream = await self._http.send(
                             request, stream=True, follow_redirects=False
                         )
-                    self._pieces = self._stream.aiter_bytes()
-                    return _head(self._stream)
+                    self._pieces = _araw(self._stream)
+                    return _reply(self._stream)
                 case ReadStream():
                     return b"" if self._pieces is None else await anext(self._pieces, b"")
                 case CloseStream():
@@ -173,11 +178,32 @@ class AsyncDriver:
             raise NoReply("ReadTimeout: the reply was not whole in time", sent=True) from None
         return None
 
+    async def _answered(self, request: httpx.Request) -> Reply:
+        response = await self._http.send(request, stream=True, follow_redirects=False)
+        try:
+            body = Body(response)
+            async for piece in _araw(response):
+                body.take(piece)
+            return _reply(response, body.whole())
+        except TooLong as flaw:
+            return _reply(response, flaw=str(flaw))
+        finally:
+            await response.aclose()
+
     async def close_stream(self) -> None:
         """Let go of the stream, if there is one."""
         stream, self._stream, self._pieces = self._stream, None, None
         if stream is not None:
             await stream.aclose()
+
+
+def _raw(response: httpx.Response) -> Iterator[bytes]:
+    """Its body as it comes; whole where a transport of the caller's own had it at once."""
+    return iter([response.content]) if response.is_stream_consumed else response.iter_raw()
+
+
+def _araw(response: httpx.Response) -> AsyncIterator[bytes]:
+    return response.aiter_bytes() if response.is_stream_consumed else response.aiter_raw()
 
 
 async def _piece_by_piece(content: Content) -> AsyncIterator[bytes]:
@@ -218,17 +244,13 @@ def _limit(seconds: float) -> httpx.Timeout:
 
 def _as_sent(headers: Mapping[str, str]) -> httpx.Headers:
     """As UTF-8, which an id to resume after may be. Raises: UnicodeEncodeError."""
-    return httpx.Headers(
-        [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
-    )
+    # What is compressed may be any length once it is not.
+    sent = {"accept-encoding": "identity", **headers}
+    return httpx.Headers([(name.encode(), value.encode("utf-8")) for name, value in sent.items()])
 
 
-def _reply(response: httpx.Response) -> Reply:
-    return Reply(status=response.status_code, headers=_headers(response), body=response.content)
-
-
-def _head(response: httpx.Response) -> Reply:
-    return Reply(status=response.status_code, headers=_headers(response))
+def _reply(response: httpx.Response, body: bytes = b"", *, flaw: str | None = None) -> Reply:
+    return Reply(status=response.status_code, headers=_headers(response), body=body, flaw=flaw)
 
 
 def _headers(response: httpx.Response) -> dict[str, str]:

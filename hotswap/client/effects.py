@@ -7,7 +7,7 @@ asynchronous one run the same steps (:mod:`hotswap.client.drivers`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -48,12 +48,17 @@ class NoReply(Exception):
 class Reply:
     """One reply: status, headers (names in lower case), and the whole body.
 
-    That of a stream has no body.
+    That of a stream has no body. ``flaw`` says why the body was not read, if it was not.
+    ``key`` is the name of the key that the request brought, and ``hide`` takes the client's
+    keys out of a text that is shown of the reply.
     """
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    flaw: str | None = None
+    key: str | None = field(default=None, compare=False)
+    hide: Callable[[str], str] = field(default=str, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

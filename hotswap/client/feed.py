@@ -121,7 +121,8 @@ class Feed:
                 open_s=max(min(_SILENCE_S, budget.left_s), _LEAST_S),
                 headers=headers,
             )
-            reply = answered((yield from open_stream(opened)))
+            reply = yield from open_stream(opened)
+            reply = answered(self._session.received(reply, admin=False))
         except NoReply as error:
             yield from close_stream()
             yield from self._session.wait_or_give_up(_PATH, budget, error)
@@ -131,8 +132,9 @@ class Feed:
             return
         yield from close_stream()
         if is_success(reply):
-            kind = reply.headers["content-type"]
-            raise malformed(self._at, seen=f"{reply.status} and {kind:.80}", wanted=_EVENTS)
+            kind = reply.headers.get("content-type", _EVENTS)
+            seen = f"{reply.status} and {reply.hide(kind):.80} {_encoding(reply)}".rstrip()
+            raise malformed(self._at, seen=seen, wanted=_EVENTS)
         refusal = command_error(reply, doing=self._at)
         if not refusal.retryable or budget.left_s <= _RETRY_S:
             raise refusal
@@ -141,4 +143,10 @@ class Feed:
 
 def _has_events(reply: Reply) -> bool:
     kind = reply.headers.get("content-type", _EVENTS)
+    if _encoding(reply) not in ("", "identity"):
+        return False  # Nobody asked for it, and it may become any length.
     return kind.partition(";")[0].strip().lower() == _EVENTS
+
+
+def _encoding(reply: Reply) -> str:
+    return reply.headers.get("content-encoding", "").strip().lower()[:40]

@@ -35,10 +35,19 @@ class Fields:
     Every method raises ReplyMalformed.
     """
 
-    def __init__(self, body: Mapping[str, Any], *, at: str, within: str = "") -> None:
+    def __init__(
+        self,
+        body: Mapping[str, Any],
+        *,
+        at: str,
+        within: str = "",
+        hide: Callable[[str], str] = str,
+    ) -> None:
+        """``hide`` takes the client's keys out of what an error repeats."""
         self.body = body
         self._at = at
         self._within = within
+        self._hide = hide
 
     def __repr__(self) -> str:
         return f"<Fields {self._within or 'of a reply'} of {self._at}>"
@@ -77,14 +86,14 @@ class Fields:
     def part(self, name: str) -> Fields:
         """An object; an empty one where there is none."""
         body = self._found(name, "an object", _is_object)
-        return Fields(body or {}, at=self._at, within=self._path(name))
+        return Fields(body or {}, at=self._at, within=self._path(name), hide=self._hide)
 
     def parts(self, name: str) -> list[Fields]:
         """A list of objects; empty where there is none."""
         bodies = self._listed(name, "a list of objects", _is_object)
         path = self._path(name)
         return [
-            Fields(body, at=self._at, within=f"{path}[{place}]")
+            Fields(body, at=self._at, within=f"{path}[{place}]", hide=self._hide)
             for place, body in enumerate(bodies)
         ]
 
@@ -102,7 +111,7 @@ class Fields:
         raise self._wrong(name, value, wanted)
 
     def _wrong(self, name: str, value: object, wanted: str) -> ReplyMalformed:
-        seen = f"{self._path(name)} {_shown(value)}"
+        seen = f"{self._path(name)} {_short(self._hide(json.dumps(value)))}"
         return malformed(self._at, seen=seen, wanted=f"{wanted} there")
 
     def _path(self, name: str) -> str:
@@ -138,6 +147,5 @@ def _is_label(value: object) -> TypeGuard[str | int]:
     return isinstance(value, str) or _is_count(value)
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value)
+def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -213,7 +213,7 @@ def _sent(session: Session, path: str, content: Content, budget: Budget) -> Step
         timeout_s=max(budget.left_s, 0.001),
         headers=session.key_headers(admin=True),
     )
-    return answered((yield from send(request)))
+    return answered(session.received((yield from send(request)), admin=True))
 
 
 def _is_unseen(reply: Reply) -> bool:

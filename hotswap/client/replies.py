@@ -32,6 +32,7 @@ __all__ = [
     "is_success",
     "message_of",
     "no_page",
+    "tells_of_failure",
     "update_error",
 ]
 
@@ -109,9 +110,10 @@ def is_of_proxy(reply: Reply) -> bool:
 
 
 def no_page(reply: Reply, *, at: str) -> Reply:
-    """``reply``, unless it is a page for people. Raises: ReplyMalformed."""
-    if _is_page(reply):
-        raise malformed(at, seen=f"{reply.status} and {_page(reply)}", wanted="its own reply")
+    """``reply``, unless it is a page for people, or was not read. Raises: ReplyMalformed."""
+    if reply.flaw is not None or _is_page(reply):
+        seen = f"{reply.status} and {message_of(reply)}"
+        raise malformed(at, seen=seen, wanted="its own reply")
     return reply
 
 
@@ -122,8 +124,8 @@ def fields_of(reply: Reply, *, at: str) -> Fields:
     except (ValueError, RecursionError):
         body = None
     if isinstance(body, dict):
-        return Fields(body, at=at)
-    seen = message_of(reply) if reply.body.strip() else "no body"
+        return Fields(body, at=at, hide=reply.hide)
+    seen = message_of(reply) if reply.flaw or reply.body.strip() else "no body"
     raise malformed(at, seen=f"{reply.status} and {seen:.200}", wanted="a JSON object")
 
 
@@ -140,7 +142,13 @@ def _page(reply: Reply) -> str:
 
 
 def message_of(reply: Reply) -> str:
-    """What a reply says for people, in whichever envelope it came."""
+    """What a reply says for people, in whichever envelope it came, without the client's keys."""
+    return reply.hide(_message(reply))
+
+
+def _message(reply: Reply) -> str:
+    if reply.flaw is not None:
+        return reply.flaw
     if is_redirect(reply):
         where = reply.headers.get("location")
         sent = "a redirect" if where is None else f"a redirect to {where[:500]!r}"
@@ -160,7 +168,7 @@ def message_of(reply: Reply) -> str:
 
 def command_error(reply: Reply, *, doing: str) -> errors.HotswapError:
     """The error of a reply to anything but an update."""
-    message = f"{doing}: the server answered {reply.status}: {message_of(reply)}"
+    message = _told(reply, doing=doing)
     kind = _class_of(reply)
     if kind is not None and issubclass(kind, errors.HotswapError):
         return kind(message)
@@ -169,7 +177,7 @@ def command_error(reply: Reply, *, doing: str) -> errors.HotswapError:
 
 def update_error(reply: Reply, *, doing: str) -> errors.HotswapError:
     """The error of a reply to an update: its class says what happened to the weights."""
-    message = f"{doing}: the server answered {reply.status}: {message_of(reply)}"
+    message = _told(reply, doing=doing)
     kind = _class_of(reply)
     if kind is not None:
         return kind(message)
@@ -179,7 +187,40 @@ def update_error(reply: Reply, *, doing: str) -> errors.HotswapError:
         return _sglang_failure(reply)(message)
     if reply.status in _REQUEST_WRONG:
         return errors.UpdateRejected(message)
-    return OutcomeUnknown(message)
+    return OutcomeUnknown(
+        f"{message}, which does not say whether it changed the weights: look at the state of the "
+        "server, and send the update again if it did not"
+    )
+
+
+def tells_of_failure(reply: Reply) -> bool:
+    """Whether the server itself says that a command failed; else something answered for it, or
+    it died of it."""
+    body = body_of(reply)
+    error = body.get("error")
+    in_envelope = isinstance(error, dict) and "code" in error
+    return _HEADER in reply.headers or in_envelope or body.get("success") is False
+
+
+def _told(reply: Reply, *, doing: str) -> str:
+    said = f"{doing}: the server answered {reply.status}: {message_of(reply)}"
+    return said if reply.status not in (401, 403) else f"{said}; {_about_key(reply)}"
+
+
+def _about_key(reply: Reply) -> str:
+    """What to do about a key that is missing, or is not the right one."""
+    if reply.key is None:
+        return (
+            "no key was sent: give api_key, or admin_key for what controls the server (at the "
+            "terminal HOTSWAP_API_KEY, HOTSWAP_ADMIN_API_KEY)"
+        )
+    if reply.key == "admin_key":
+        sent = "the admin_key that was sent (at the terminal HOTSWAP_ADMIN_API_KEY)"
+        return f"{sent} is not that of the server"
+    return (
+        "the api_key that was sent (at the terminal HOTSWAP_API_KEY) is not what it takes here: "
+        "give the server's, or admin_key (HOTSWAP_ADMIN_API_KEY) where it has one"
+    )
 
 
 def _class_of(reply: Reply) -> type[errors.HotswapError] | None:

@@ -12,10 +12,11 @@ Rules of retrying:
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import httpx
@@ -40,6 +41,7 @@ _log = logging.getLogger("hotswap.client")
 
 _RETRY_S = 0.5
 _LEAST_TIMEOUT_S = 0.001
+_LEAST_HIDDEN = 4
 
 # A call that is over sooner tells of its trouble by its error.
 _SHORT_CALL_S = 2.0
@@ -119,6 +121,7 @@ class Session:
         self.fences: list[Fence] = []
         self._api_key = _sendable(api_key, name="api_key")
         self._admin_key = _sendable(admin_key, name="admin_key")
+        self._shown_keys = _ways_to_show(self._admin_key, self._api_key)
 
     def __repr__(self) -> str:
         return f"<Session {self.url} {self.kind or 'not asked yet'}>"
@@ -140,6 +143,17 @@ class Session:
         """The one key that the route asks for, if we have one."""
         key = (self._admin_key or self._api_key) if admin else self._api_key
         return {} if key is None else {"authorization": f"Bearer {key}"}
+
+    def received(self, reply: Reply, *, admin: bool) -> Reply:
+        """``reply`` to a request with ``key_headers``, as others may look at it."""
+        name = "admin_key" if admin and self._admin_key is not None else "api_key"
+        sent = self.key_headers(admin=admin)
+        return replace(reply, key=name if sent else None, hide=self._without_keys)
+
+    def _without_keys(self, text: str) -> str:
+        for key in self._shown_keys:
+            text = text.replace(key, "***")
+        return text
 
     def wants_fence(self, told: bool | None) -> bool:
         """Whether an update pauses and continues by itself, around several requests.
@@ -163,16 +177,18 @@ class Session:
 
         Raises: NoReply.
         """
+        admin = body is not None
         reply = yield from send(
             Send(
-                method="GET" if body is None else "POST",
+                method="POST" if admin else "GET",
                 path=path,
                 body=body,
                 timeout_s=max(budget.left_s, _LEAST_TIMEOUT_S),
-                headers=self.key_headers(admin=body is not None),
+                headers=self.key_headers(admin=admin),
             )
         )
-        return reply if probe and reply.status == 503 else answered(reply)
+        received = self.received(reply, admin=admin)
+        return received if probe and reply.status == 503 else answered(received)
 
     def ask(
         self,
@@ -294,6 +310,18 @@ def _sendable(key: str | None, *, name: str) -> str | None:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return sent
+
+
+def _ways_to_show(*keys: str | None) -> tuple[str, ...]:
+    """What a reply may echo of ``keys``, as it is and as texts quote it; the longest first."""
+    found = {
+        form
+        for key in keys
+        # Shorter ones are in every text somewhere, and guard nothing.
+        if key is not None and len(key) >= _LEAST_HIDDEN
+        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1])
+    }
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def is_busy(error: HotswapError) -> bool:

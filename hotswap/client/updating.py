@@ -13,7 +13,7 @@ from hotswap.client.commands import check_flushes, flush, state
 from hotswap.client.effects import NoReply, Reply, Steps, sleep
 from hotswap.client.errors import NoAnswer, OutcomeUnknown, ReplyMalformed
 from hotswap.client.fields import Fields
-from hotswap.client.replies import body_of, update_error
+from hotswap.client.replies import body_of, tells_of_failure, update_error
 from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
@@ -149,7 +149,8 @@ def _attempt(
     if is_busy(found):
         return None
     if isinstance(found, OutcomeUnknown):
-        return (yield from _found_out(session, wanted, before, budget, found))
+        told = tells_of_failure(reply)
+        return (yield from _found_out(session, wanted, before, budget, found, told=told))
     raise found
 
 
@@ -176,10 +177,13 @@ def _found_out(
     before: ServerState,
     budget: Budget,
     cause: Exception,
+    *,
+    told: bool = False,
 ) -> Steps[UpdateResult | OutcomeUnknown | None]:
     """What became of an update, by the state of the server once it is over.
 
-    Raises: UpdateFailed, OutcomeUnknown.
+    ``told`` says that the server itself has told of a failure.
+    Raises: UpdateRolledBack, UpdateFailed, OutcomeUnknown.
     """
     while True:
         try:
@@ -187,7 +191,7 @@ def _found_out(
         except HotswapError as error:
             raise session.unknown(_doing(session, wanted), f"{cause}; then {error}") from cause
         if not any(running.source == wanted.source for running in now.updates):
-            return _judged(session, wanted, before, now, cause)
+            return _judged(session, wanted, before, now, cause, told=told)
         if budget.left_s <= _POLL_S:
             raise session.unknown(_doing(session, wanted), f"{cause}; it still runs") from cause
         yield from sleep(_POLL_S)
@@ -199,6 +203,8 @@ def _judged(
     before: ServerState,
     now: ServerState,
     cause: Exception,
+    *,
+    told: bool,
 ) -> UpdateResult | OutcomeUnknown | None:
     if now.weights == "torn":
         raise UpdateFailed(
@@ -216,9 +222,14 @@ def _judged(
         # SGLang has no count that would tell that it was not done.
         is_told = now.weight_epoch is not None
         return None if is_told else session.unknown(_doing(session, wanted), cause)
-    if now.weights == "whole":
+    if now.weights != "whole":
+        raise cause
+    if told:
         raise UpdateRolledBack(f"{cause}; the weights are whole, and what they were") from cause
-    raise cause
+    # Whoever answered need not have been the server, which may be sent it yet.
+    raise OutcomeUnknown(
+        f"{cause}; the weights are whole, and not those of this update so far"
+    ) from cause
 
 
 def _is_done(wanted: UpdateRequest, before: ServerState, now: ServerState) -> bool:
@@ -252,7 +263,7 @@ def outcome(
     if reply.status != 200 or body.get("success") is not True:
         return update_error(reply, doing=doing)
     try:
-        return _result(Fields(body, at=doing), source=source, version=version)
+        return _result(Fields(body, at=doing, hide=reply.hide), source=source, version=version)
     except ReplyMalformed as error:
         return OutcomeUnknown(str(error))
 

@@ -33,7 +33,7 @@ from hotswap.client.errors import (
 from hotswap.client.pushing import PushPayload, PushRequest, push
 from hotswap.client.session import Fence, ServerKind
 from hotswap.client.updating import UpdateRequest, update
-from hotswap.errors import HotswapError, UpdateRolledBack
+from hotswap.errors import HotswapError, UpdateFailed, UpdateRolledBack
 from tests.unit.client.scene import TRUTHS, Scene
 from tests.unit.client.script import raised, reply, status
 
@@ -278,9 +278,72 @@ def test_an_update_that_was_done_and_told_wrongly(lie: dict[str, Any]) -> None:
     result = run(HOTSWAP["update"][0], scene)
     assert (result.confirmed_by, result.weight_epoch, result.tensors) == ("state", 1, None)
     scene = Scene({UPDATE: reply(200, body)})
-    raised(UpdateRolledBack, lambda: run(HOTSWAP["update"][0], scene))
+    # Told to be done, and not to be seen: nobody has said that anything was put back.
+    raised(OutcomeUnknown, lambda: run(HOTSWAP["update"][0], scene))
     scene = Scene({UPDATE: reply(200, body)}, kind=ServerKind.SGLANG)
     raised(OutcomeUnknown, lambda: run(HOTSWAP["update"][0], scene))
+
+
+# What comes of a server that died of it, or of something on the way.
+UNSIGNED = [
+    Reply(status=500),
+    Reply(status=500, body=b"Internal Server Error"),
+    Reply(status=500, body=HTML),
+    Reply(status=500, body=b'{"detail": "oops"}'),
+    Reply(status=500, body=b'{"error": "oops"}'),
+    Reply(status=520),
+]
+
+
+@pytest.mark.parametrize("unsigned", UNSIGNED)
+def test_an_update_that_something_else_answered_is_not_known_to_be_undone(unsigned: Reply) -> None:
+    error = raised(OutcomeUnknown, lambda: run(HOTSWAP["update"][0], Scene({UPDATE: unsigned})))
+    assert weights_after(error) is WeightsAfter.UNKNOWN
+    said = f"the server answered {unsigned.status}: "
+    assert said in str(error)
+    assert "look at the state of the server, and send the update again if it did not" in str(error)
+    assert "whole, and not those of this update so far" in str(error)
+    error = raised(OutcomeUnknown, lambda: run(HOTSWAP["push"][0], Scene({PUSH: unsigned})))
+    assert said in str(error)
+    assert "look at the state of the server" in str(error)
+
+
+def test_what_the_state_shows_of_it_is_said_all_the_same() -> None:
+    looks = [status(), status(epoch=1, model_path="b")]
+    scene = Scene({UPDATE: UNSIGNED[0], "/status": lambda: looks.pop(0)})
+    assert run(HOTSWAP["update"][0], scene).confirmed_by == "state"
+    torn = [status(), status(weights="torn")]
+    scene = Scene({UPDATE: UNSIGNED[0], "/status": lambda: torn.pop(0)})
+    raised(UpdateFailed, lambda: run(HOTSWAP["update"][0], scene))
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        reply(500, {"error": {"code": "internal_error", "message": "no"}}),
+        reply(500, {"success": False, "message": "no"}),
+        Reply(status=500, headers={"x-hotswap-error": "x"}),
+    ],
+)
+def test_a_failure_that_the_server_tells_of_was_put_back(signed: Reply) -> None:
+    error = raised(UpdateRolledBack, lambda: run(HOTSWAP["update"][0], Scene({UPDATE: signed})))
+    assert weights_after(error) is WeightsAfter.PUT_BACK
+
+
+@pytest.mark.parametrize("unsigned", UNSIGNED)
+def test_a_pause_that_something_else_refused_may_be_in_effect(unsigned: Reply) -> None:
+    scene = Scene({"/pause_generation": unsigned})
+    fence = Fence(mode="abort")
+    error = raised(
+        RequestRefused,
+        lambda: scene.run(commands.enter_fence(scene.session, fence, budget=scene.budget(3))),
+    )
+    scene.run(
+        commands.leave_fence(
+            scene.session, fence, error=error, entering=True, budget=scene.budget(3)
+        )
+    )
+    assert scene.paths == ["/pause_generation", "/continue_generation"]
 
 
 def test_labels_of_thousands_of_digits_are_compared_all_the_same() -> None:
