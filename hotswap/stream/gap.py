@@ -17,26 +17,27 @@ from hotswap.stream.frames import LEVEL, Bytes
 from hotswap.stream.gap_layout import (
     HEAD_BYTES,
     Sparse,
-    Symbols,
     dense_blob,
-    escape_of,
     head_of,
     parse_sparse,
     sparse_blob,
 )
-from hotswap.stream.gap_native import NativeSteps, has_native, native_changes
-from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes
+from hotswap.stream.gap_native import NativeSteps, has_native, native_changes, native_symbols
+from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes, plain_symbols
 from hotswap.stream.words import Words
 
 __all__ = ["Steps", "decode_gap", "encode_gap", "steps_of"]
 
-_PIECE_BYTES = 2**20
-"""Compared and hashed together: what was read once is still in the processor's cache."""
+_PIECE_BYTES = 2**22
+"""Compared and hashed together: what was read once is still in the processor's cache.
+
+Shorter ones cost more than they save: threads wait for the interpreter's lock after each step.
+"""
 
 _EXACT_BYTES = 2**20
 """Up to here both ways are always written and the shorter one is taken."""
 
-_SAMPLE_BYTES = 2**18
+_SAMPLE_BYTES = 2**16
 _SAMPLES_PER_64 = 2
 _LEAST_SAMPLES = 4
 _SAFE = 0.7
@@ -80,7 +81,9 @@ def encode_gap(
         return None
     elements = len(new) // width
     planes = [np.ascontiguousarray(values.view(np.uint8)[byte::width]) for byte in range(width)]
-    blob = sparse_blob(_symbols(at, elements), planes, elements=elements)
+    symbols_of = native_symbols if _is_native(native) else plain_symbols
+    gap_width = 1 if elements <= _SHORT_GAPS * len(at) else 2
+    blob = sparse_blob(symbols_of(at, gap_width), planes, elements=elements)
     if not _may_be_longer(blob, old, new, at, width):
         return blob
     frame = zstandard.ZstdCompressor(level=LEVEL).compress(np.bitwise_xor(old, new).data)
@@ -133,27 +136,6 @@ def _changes(
     return np.concatenate(ats), np.concatenate(values)
 
 
-def _symbols(at: NDArray[np.int64], elements: int) -> Symbols:
-    """The distances between ascending positions ``at``."""
-    gap_width = 1 if elements <= _SHORT_GAPS * len(at) else 2
-    escape = escape_of(gap_width)
-    gaps = np.diff(at, prepend=-1)
-    gaps -= 1
-    far = np.flatnonzero(gaps >= escape)
-    if not len(far):
-        return gaps.astype(f"<u{gap_width}")
-    # Few are far: a division for each gap would cost more than all the rest.
-    escapes = gaps[far] // escape
-    gaps[far] -= escapes * escape
-    ends = np.zeros(len(gaps), np.int64)
-    ends[far] = escapes
-    np.cumsum(ends, out=ends)
-    ends += np.arange(len(gaps))
-    symbols = np.full(int(ends[-1]) + 1, escape, f"<u{gap_width}")
-    symbols[ends] = gaps
-    return symbols
-
-
 def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], width: int) -> bool:
     """Whether the xor of the whole tensor might be shorter than ``blob``.
 
@@ -164,12 +146,11 @@ def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], w
         return True
     windows = len(new) // _SAMPLE_BYTES
     samples = max(_LEAST_SAMPLES, windows * _SAMPLES_PER_64 // 64)
-    changed, frames = 0, 0
-    for number in range(samples):
-        begin = number * windows // samples * _SAMPLE_BYTES
-        part = slice(begin, begin + _SAMPLE_BYTES)
-        first, last = np.searchsorted(at, (part.start // width, part.stop // width))
-        changed += int(last - first)
-        change = np.bitwise_xor(old[part], new[part])
-        frames += len(zstandard.ZstdCompressor(level=LEVEL).compress(change.data))
-    return _SAFE * frames * len(at) < len(blob) * changed or not changed
+    begins = [number * windows // samples * _SAMPLE_BYTES for number in range(samples)]
+    edges = np.array([(begin, begin + _SAMPLE_BYTES) for begin in begins]) // width
+    changed = int(np.diff(np.searchsorted(at, edges)).sum())
+    parts = [slice(begin, begin + _SAMPLE_BYTES) for begin in begins]
+    change = np.concatenate([old[part] ^ new[part] for part in parts])
+    # One frame: what each costs, however little is in it, is no more than in the whole's.
+    frame = len(zstandard.ZstdCompressor(level=LEVEL).compress(change.data))
+    return _SAFE * frame * len(at) < len(blob) * changed or not changed

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotswap.stream.frames import Bytes
-from hotswap.stream.gap_layout import Sparse, escape_of
+from hotswap.stream.gap_layout import Sparse, Symbols, escape_of
 from hotswap.stream.words import WORD_BYTES, Words, different_words
 
-__all__ = ["Found", "PlainSteps", "plain_changes"]
+__all__ = ["Found", "PlainSteps", "plain_changes", "plain_symbols"]
 
 Found: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 """Ascending positions of changed elements, and new XOR old there (unsigned, their width)."""
@@ -42,6 +42,26 @@ def plain_changes(old: Bytes, new: Bytes, width: int) -> Found:
         np.concatenate((at, parts + whole // width)),
         np.concatenate((values, change[parts])),
     )
+
+
+def plain_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
+    """The distances between ascending positions ``at``, in symbols of ``gap_width`` bytes."""
+    escape = escape_of(gap_width)
+    gaps = np.diff(at, prepend=-1)
+    gaps -= 1
+    far = np.flatnonzero(gaps >= escape)
+    if not len(far):
+        return gaps.astype(f"<u{gap_width}")
+    # Few are far: a division for each gap would cost more than all the rest.
+    escapes = gaps[far] // escape
+    gaps[far] -= escapes * escape
+    ends = np.zeros(len(gaps), np.int64)
+    ends[far] = escapes
+    np.cumsum(ends, out=ends)
+    ends += np.arange(len(gaps))
+    symbols = np.full(int(ends[-1]) + 1, escape, f"<u{gap_width}")
+    symbols[ends] = gaps
+    return symbols
 
 
 class PlainSteps:
