@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 
+from hotswap.foreign import words_of
 from hotswap.seams import Plan
 from hotswap.sparse.commit import SparseTransaction
 from hotswap.sparse.origin import Origin
@@ -95,7 +96,7 @@ class Attempt:
     def __str__(self) -> str:
         update = self.update
         version = "" if update.version is None else f" version {update.version}"
-        return f"{update.strategy} update from {update.source}{version}"
+        return f"{update.strategy} update from {words_of(update.source)}{version}"
 
     def enter(self, phase: Phase) -> None:
         """Be in ``phase`` from now on, and tell."""
@@ -142,7 +143,7 @@ class Attempt:
         told: dict[str, object] = {
             "update": self.number,
             "strategy": update.strategy,
-            "source": update.source,
+            "source": words_of(update.source),
             "weight_version": update.version,
             "outcome": outcome,
         }
@@ -163,7 +164,7 @@ class Attempt:
         """What an operator wants to know of an update that is not over, in JSON types."""
         known = self._progress
         return {
-            "source": self.update.source,
+            "source": words_of(self.update.source),
             "strategy": self.update.strategy,
             "version": self.update.version,
             "phase": self.phase,

@@ -30,8 +30,10 @@ from hotswap.coverage import Coverage
 from hotswap.drain import Drain, PauseReport
 from hotswap.errors import IllegalCommand, ShuttingDown
 from hotswap.fetch import PreRead
+from hotswap.foreign import contained, reason_of
 from hotswap.occupation import Occupation
 from hotswap.reconcile import reconcile
+from hotswap.redacted import hide_in_error
 from hotswap.seams import Engine, LoadStrategy, Resettable
 from hotswap.state import (
     Activity,
@@ -254,19 +256,15 @@ class Controller:
             attempt.enter(Phase.WAITING)
             report = await self._update(attempt)
         except BaseException as error:
+            hide_in_error(error, update.source)
             outcome = self._count(attempt, outcome_of(error))
             attempt.end(outcome, error)
-            _update_log.warning(
-                "%s %s: %s",
-                attempt,
-                outcome,
-                str(error) or type(error).__name__,
-                extra=attempt.fields(outcome),
-            )
+            reason, told = reason_of(error), attempt.fields(outcome)
+            _update_log.warning("%s %s: %s", str(attempt), outcome, reason, extra=told)
             raise
         outcome = self._count(attempt, "committed")
         attempt.end(outcome)
-        _update_log.info("%s %s: %s", attempt, outcome, report, extra=attempt.fields(outcome))
+        _update_log.info("%s %s: %s", str(attempt), outcome, report, extra=attempt.fields(outcome))
         return report
 
     async def relabel(self, version: str, *, abort: bool = False) -> int:
@@ -281,7 +279,8 @@ class Controller:
         async def adopt() -> None:
             stamp = replace(self.stamp, version=version)
             # A commit of nothing: the engine stamps its next token with it.
-            await self._engine.commit(stamp)
+            with contained("the engine"):
+                await self._engine.commit(stamp)
             self._pipeline.stamp = stamp
 
         mode = PauseMode.ABORT if abort else PauseMode.IN_PLACE
@@ -371,7 +370,8 @@ class Controller:
         self.machine.begin(Command.RESUME, Situation())
         try:
             if forward_allowed(replace(self.machine.facts, gate=None)):
-                await self._engine.resume()
+                with contained("the engine"):
+                    await self._engine.resume()
             outcome = Outcome.DONE
         finally:
             self.machine.finish(outcome, Situation())
@@ -382,7 +382,8 @@ class Controller:
         outcome = Outcome.UNDONE
         self.machine.begin(Command.FLUSH, now)
         try:
-            entries = await self._engine.flush()
+            with contained("the engine"):
+                entries = await self._engine.flush()
             outcome = Outcome.DONE
         finally:
             self.machine.finish(outcome, now)
@@ -395,5 +396,5 @@ class Controller:
         for hook in self._changed_hooks:
             try:
                 hook(change)
-            except Exception:
+            except BaseException:  # it awaits nothing, so that this is its own
                 _log.exception("a changed hook failed on: %s", line_of(change))

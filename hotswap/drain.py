@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from hotswap.errors import CommandError, Overtaken, ShuttingDown
+from hotswap.foreign import contained
 from hotswap.seams import Engine
 from hotswap.types import PauseMode
 
@@ -64,7 +65,7 @@ class Drain:
         while not self.abandoned:
             asked = self.mode
             applied = max(asked, at_least, key=lambda mode: mode.strength)
-            with self._attempt:
+            with self._attempt, contained("the engine"):
                 pause = await engine.pause(applied)
                 self.num_aborted += pause.num_aborted
                 if self.mode is asked and not self.abandoned:

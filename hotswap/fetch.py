@@ -16,6 +16,7 @@ from typing import TypeAlias
 import anyio
 
 from hotswap.errors import UpdateRejected
+from hotswap.foreign import contained, is_ours, said, shown, words_of
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.plugin_loading import NAME
 from hotswap.seams import LoadStrategy, Stage
@@ -46,19 +47,25 @@ _log = logging.getLogger("hotswap.update")
 
 @contextmanager
 def rejecting(doing: str) -> Iterator[None]:
-    """Turn any exception of the body into UpdateRejected that says what was done."""
+    """Turn whatever the body ends with into UpdateRejected that says what was done.
+
+    A cancellation of the running task passes.
+    """
     try:
         yield
     except UpdateRejected:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # Whatever foreign code ends with, but for a cancellation that was meant for us.
+        if is_ours(error):
+            raise
         raise rejection(doing, error) from error
 
 
-def rejection(doing: str, error: Exception) -> UpdateRejected:
+def rejection(doing: str, error: BaseException) -> UpdateRejected:
     """What ``error``, raised before the first write, means to the caller."""
     return UpdateRejected(
-        f"{doing} failed with {type(error).__name__}: {error}; nothing was written, "
+        f"{doing} failed with {said(error)}; nothing was written, "
         "put it right and send the update again"
     )
 
@@ -98,9 +105,9 @@ async def run_pre_read(hooks: Sequence[PreRead], update: Update) -> None:
             try:
                 await bound(update.source, update.version)
             except UpdateRejected as error:
-                if bound.name in str(error):
+                if bound.name in words_of(error):
                     raise
-                raise UpdateRejected(f"pre-read hook {bound.name}: {error}") from error
+                raise UpdateRejected(f"pre-read hook {bound.name}: {words_of(error)}") from error
 
 
 @asynccontextmanager
@@ -112,7 +119,7 @@ async def opened(
     What the body raised is raised, whatever the strategy makes of it on its way out.
     Raises: UpdateRejected when entering fails, or leaving after a body that did not.
     """
-    what = f"{update.source!r} (strategy {update.strategy!r})"
+    what = f"{words_of(update.source)!r} (strategy {update.strategy!r})"
     with rejecting(f"opening {what}"):
         context = _checked_context(strategy.open(update, placement))
     failure: BaseException | None = None
@@ -164,7 +171,8 @@ async def _leave(
     args = type(failure), failure, failure.__traceback__
     if isinstance(failure, Exception):
         try:
-            await context.__aexit__(*args)
+            with contained():
+                await context.__aexit__(*args)
         except Exception:
             _log.exception("releasing %s failed, after the update itself had failed", what)
         raise failure
@@ -201,4 +209,4 @@ class Buckets:
 
 
 def _name(hook: PreRead) -> str:
-    return str(getattr(hook, "__qualname__", repr(hook)))
+    return words_of(getattr(hook, "__qualname__", None) or shown(hook))

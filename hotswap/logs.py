@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from hotswap.redacted import without_passwords
+
 __all__ = [
     "JsonLines",
     "TextLines",
@@ -24,12 +26,12 @@ __all__ = [
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-# A URL may bring a password to the place where weights are fetched from.
-_USER_OF_URL = re.compile(r"(?<=://)[^/\s@]+@")
-
 # Clients choose request ids and versions: these must neither begin a line of their own
-# nor move the cursor of whoever reads the log.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+# nor move the cursor of whoever reads the log, nor turn the text around or hide part of it.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 
 # Below this they write every header of HTTP/2, keys among them.
 _TELLS_HEADERS = "hpack"
@@ -37,11 +39,6 @@ _TELLS_HEADERS = "hpack"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 Context = Callable[[], Mapping[str, object]]
-
-
-def without_passwords(text: str) -> str:
-    """``text``; what its URLs have before the host is hidden."""
-    return _USER_OF_URL.sub("***@", text)
 
 
 def one_line(text: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
 from hotswap.errors import HotswapError, UpdateRejected
+from hotswap.foreign import is_ours, said
 from hotswap.hookspecs import TIMEOUTS_S
 from hotswap.state import Change
 
@@ -35,7 +37,7 @@ class PreReadHook:
         Raises: UpdateRejected when the hook fails or takes longer than ``timeout_s``.
         """
         given = (source, version) if self.options is None else (source, version, self.options)
-        await _bounded(self.call(*given), f"{self.name}: pre-read hook", self.timeout_s)
+        await _bounded(partial(self.call, *given), f"{self.name}: pre-read hook", self.timeout_s)
 
 
 def with_options(
@@ -58,9 +60,8 @@ class PostWriteHook:
 
         Raises: UpdateRejected when the hook fails or takes longer than ``timeout_s``.
         """
-        await _bounded(
-            self.call(directory, version), f"{self.name}: post-write hook", self.timeout_s
-        )
+        call = partial(self.call, directory, version)
+        await _bounded(call, f"{self.name}: post-write hook", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +75,22 @@ class ChangedHook:
         """Show ``change`` to the plug-in. Never raises: an observer decides nothing."""
         try:
             self.call(change)
-        except (Exception, SystemExit):
+        except BaseException:
+            # There is no await in it: whatever it is, it is the plug-in's own.
             _log.exception("%s: hotswap_changed failed on %s", self.name, change)
 
 
-async def _bounded(running: Awaitable[None], what: str, timeout_s: float) -> None:
+async def _bounded(call: Callable[[], Awaitable[None]], what: str, timeout_s: float) -> None:
     with anyio.move_on_after(timeout_s) as limit:
         try:
-            await running
+            await call()
         except HotswapError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             # sys.exit() of a plug-in would end the server.
-            raise UpdateRejected(f"{what} failed: {type(error).__name__}: {error}") from error
+            if is_ours(error):
+                raise
+            raise UpdateRejected(f"{what} failed: {said(error)}") from error
     if limit.cancelled_caught:
         raise UpdateRejected(
             f"{what} took longer than {timeout_s:g} s; see what it waits for, then try again"

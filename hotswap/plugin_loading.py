@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from hotswap.errors import PluginError
+from hotswap.foreign import one_line, said, shown, words_of
 from hotswap.hookspecs import (
     API_VERSION,
     GROUP,
@@ -33,8 +34,6 @@ __all__ = [
     "Finder",
     "api_version_fault",
     "dist_of",
-    "one_line",
-    "said",
     "said_by",
 ]
 
@@ -73,20 +72,6 @@ class Contribution:
     def flags(self) -> frozenset[str]:
         """Every command-line flag of the options."""
         return frozenset(flag for option in self.options for flag in option.flags)
-
-
-def one_line(text: str) -> str:
-    """``text`` without line ends: a reason is one line of a log."""
-    return " ".join(text.split())
-
-
-def said(error: BaseException) -> str:
-    """Class and message of what a plug-in raised, whose message may raise as well."""
-    try:
-        message = one_line(str(error))
-    except Exception:
-        message = "(its message cannot be read)"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def dist_of(entry_point: EntryPoint) -> tuple[str, str]:
@@ -168,7 +153,7 @@ class Finder(pluggy.PluginManager):
         try:
             self.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(one_line(str(error))) from error
+            raise PluginError(one_line(words_of(error))) from error
         return {
             caller.name: _positional(caller.spec.argnames, implementation)
             for caller in self.get_hookcallers(plugin) or ()
@@ -268,7 +253,9 @@ def _factories(bound: _Bound, hook: str) -> Mapping[str, Callable[..., _T]]:
         raise PluginError(f"{hook} returned a {type(answer).__name__}, wanted a mapping")
     for name, factory in answer.items():
         if not isinstance(name, str) or not name or not callable(factory):
-            raise PluginError(f"{hook} returned {name!r}: {factory!r}, wanted name: callable")
+            raise PluginError(
+                f"{hook} returned {shown(name)}: {shown(factory)}, wanted name: callable"
+            )
         if NAME.fullmatch(name) is None:
             raise PluginError(
                 f"{hook} returned the name {name!a:.80}, wanted at most 64 ASCII letters, digits, "
@@ -301,7 +288,7 @@ def _routes(bound: _Bound) -> tuple[BaseRoute, ...]:
     for route in routes:
         if getattr(route, "kind", None) is None:
             raise PluginError(
-                f"hotswap_routes returned {route!r}, which says no kind and could never run; "
+                f"hotswap_routes returned {shown(route)}, which says no kind and could never run; "
                 "make it a hotswap.http.KindedRoute"
             )
     return routes
@@ -312,7 +299,7 @@ def _metrics(bound: _Bound) -> tuple[Collector, ...]:
     for collector in collectors:
         if isinstance(collector, type) or not callable(getattr(collector, "collect", None)):
             raise PluginError(
-                f"hotswap_metrics returned {collector!r}, which has no collect(); make it an "
+                f"hotswap_metrics returned {shown(collector)}, which has no collect(); make it an "
                 "instrument of prometheus_client with registry=None, or a Collector"
             )
     return cast(tuple[Collector, ...], collectors)

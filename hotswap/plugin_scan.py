@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 
-from hotswap.plugin_loading import said, said_by
+from hotswap.foreign import said
+from hotswap.plugin_loading import said_by
 
 __all__ = ["UnreadableDist", "installed_entry_points"]
 

@@ -22,10 +22,11 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from hotswap.errors import PluginError
+from hotswap.foreign import said, words_of
 from hotswap.hookspecs import GROUP, EngineFactory, StrategyFactory
 from hotswap.options import Option
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
-from hotswap.plugin_loading import Contribution, Finder, dist_of, said
+from hotswap.plugin_loading import Contribution, Finder, dist_of
 from hotswap.plugin_scan import installed_entry_points
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.wire.strategy import PUSHED
@@ -212,7 +213,7 @@ def _make_strategy(
 
 def _cannot_start(what: str, error: BaseException) -> PluginError:
     """What a factory's refusal of its values, which is for people, comes to."""
-    reason = str(error) if isinstance(error, Exception) else ""
+    reason = words_of(error) if isinstance(error, Exception) else ""
     return PluginError(f"{what} cannot start: {reason or said(error)}")
 
 
@@ -285,7 +286,7 @@ def _combine(taken: list[Contribution], refusals: list[Refusal]) -> Plugins:
 
 def _refusal(entry_point: EntryPoint, error: PluginError) -> Refusal:
     dist, version = dist_of(entry_point)
-    return Refusal(name=dist, version=version, module=entry_point.value, reason=str(error))
+    return Refusal(name=dist, version=version, module=entry_point.value, reason=words_of(error))
 
 
 def _order(entry_point: EntryPoint) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import anyio
 
 from hotswap.errors import UpdateRejected
+from hotswap.foreign import shown, words_of
 from hotswap.plugin_hooks import PostWriteHook
 
 __all__ = ["PostWrite", "run_post_write", "run_post_write_from_thread"]
@@ -42,15 +43,16 @@ async def run_post_write(
     for hook in hooks:
         bound = hook
         if not isinstance(bound, PostWriteHook):
-            name = str(getattr(hook, "__qualname__", repr(hook)))
+            name = words_of(getattr(hook, "__qualname__", None) or shown(hook))
             bound = PostWriteHook(name=name, call=hook)
         try:
             await bound(place, version)
         except UpdateRejected as error:
             if type(error) is not UpdateRejected:
                 raise  # it says more exactly what is wrong
-            named = bound.name in str(error)
-            seen = str(error) if named else f"{bound.name}: post-write hook: {error}"
+            seen = words_of(error)
+            if bound.name not in seen:
+                seen = f"{bound.name}: post-write hook: {seen}"
             raise UpdateRejected(
                 f"{seen}; {place} (version {version!r}) is written and was not announced: put it "
                 "right, and run the hooks again or publish the next version"

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import anyio
 
+from hotswap.foreign import on_a_thread, said
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.stream.look import PreRead
 
@@ -54,9 +55,8 @@ def _imported(path: str) -> Operator:
         raise ValueError(f"{path!r} is no import path, wanted package.module.function")
     try:
         there = import_module(module)
-    except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{path} cannot be imported ({said})") from error
+    except BaseException as error:
+        raise ValueError(f"{path} cannot be imported ({said(error)})") from error
     if not hasattr(there, name):
         raise ValueError(f"{path} is not there: module {module} has no {name}")
     found: object = getattr(there, name)
@@ -117,8 +117,8 @@ async def _on_own_thread(call: Callable[[], object]) -> object:
 
     def work() -> None:
         try:
-            done.set_result(call())
-        except BaseException as error:
+            done.set_result(on_a_thread(call))
+        except Exception as error:
             done.set_exception(error)
 
     threading.Thread(target=work, name="hotswap-pre-read", daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from hotswap.foreign import contained
 from hotswap.seams import Engine
 from hotswap.state import Command, Machine, Outcome, Situation, forward_allowed
 from hotswap.types import PauseMode
@@ -23,7 +24,8 @@ async def reconcile(engine: Engine, machine: Machine) -> None:
     if not forward_allowed(machine.facts):
         return
     try:
-        await engine.resume()
+        with contained("the engine"):
+            await engine.resume()
     except Exception:
         _log.exception("the engine did not resume; the gate is closed until a resume succeeds")
         parked = Situation(mode=PauseMode.RETRACT)

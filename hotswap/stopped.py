@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from hotswap.command_queue import CommandQueue
 from hotswap.counters import Counters
 from hotswap.errors import CommandError
+from hotswap.foreign import contained
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine
 from hotswap.state import Command, Machine, Outcome, Situation, forward_allowed
@@ -88,7 +89,8 @@ class StoppedWork:
         try:
             # Requests that stand still already need no stop, but may have to let go or end.
             if runs or mode.strength > PauseMode.IN_PLACE.strength:
-                aborted = (await self.engine.pause(mode)).num_aborted
+                with contained("the engine"):
+                    aborted = (await self.engine.pause(mode)).num_aborted
             await checkpoint_if_cancelled()
         except BaseException:
             await uninterrupted(self._settle(Outcome.UNDONE, now))
@@ -104,7 +106,7 @@ class StoppedWork:
     ) -> T:
         outcome = failed
         try:
-            with self._window.open():
+            with self._window.open(), contained("the engine"):
                 result = await work()
             outcome, now = Outcome.DONE, done(result, now)
         except CommandError:

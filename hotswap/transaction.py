@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
@@ -25,6 +25,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
+from hotswap.foreign import contained, is_ours, on_a_thread, said, words_of
 from hotswap.seams import Engine, Plan
 from hotswap.types import Bucket, LoadMode, Payload, WeightStamp, member
 from hotswap.uninterrupted import own_threads
@@ -142,6 +143,12 @@ class Transaction:
         if staging is not None:
             staging.close()
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Write these no more, which are staged: others have come in their place, elsewhere.
+        Their memory goes back at once."""
+        if self._staging is not None:
+            self._staging.forget(names)
+
     async def write(self, bucket: Bucket) -> None:
         """Take a bucket: into staging memory, or (direct) into the live weights.
 
@@ -196,7 +203,7 @@ class Transaction:
         again = f", after {before} the first time" if before else ""
         return UpdateFailed(
             f"the {self._mode} update failed while the live weights were being written "
-            f"({type(error).__name__}: {error}{again}); they are not whole: send a full update"
+            f"({said(error)}{again}); they are not whole: send a full update"
         )
 
     async def _stage(self, bucket: Bucket) -> None:
@@ -229,7 +236,7 @@ class Transaction:
 
     async def _write_live(self, bucket: Bucket) -> None:
         try:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), contained("the engine"):
                 self._touched = True
                 await self._engine.write(self._plan, bucket)
         except Exception as error:
@@ -239,7 +246,7 @@ class Transaction:
         with _source_faults():
             if isinstance(self._plan, CheckedPlan):
                 await anyio.to_thread.run_sync(
-                    check_ties, self._plan, dict(self._held), limiter=own_threads()
+                    on_a_thread, check_ties, self._plan, dict(self._held), limiter=own_threads()
                 )
         self._ties_checked = True
 
@@ -258,7 +265,7 @@ class Transaction:
         try:
             await self._apply(bucket, stamp)
         except Exception as error:
-            first = f"{type(error).__name__}: {error}"
+            first = said(error)
             _log.warning("commit failed and is rolled forward from staged bytes: %s", first)
         else:
             self._outcome = TransactionOutcome.COMMITTED
@@ -270,12 +277,14 @@ class Transaction:
         self._outcome = TransactionOutcome.ROLLED_FORWARD
 
     async def _apply(self, bucket: Bucket, stamp: WeightStamp) -> None:
-        await self._engine.write(self._plan, bucket)
-        await self._engine.commit(stamp)
+        with contained("the engine"):
+            await self._engine.write(self._plan, bucket)
+            await self._engine.commit(stamp)
 
     async def _commit_direct(self, stamp: WeightStamp) -> None:
         try:
-            await self._engine.commit(stamp)
+            with contained("the engine"):
+                await self._engine.commit(stamp)
         except Exception as error:
             raise self._failed(error) from error
         self._outcome = TransactionOutcome.COMMITTED
@@ -290,11 +299,13 @@ def _source_faults() -> Iterator[None]:
         raise
     except MemoryError as error:
         raise UpdateRejected(
-            f"the update does not fit into host memory ({error}); nothing was touched: "
+            f"the update does not fit into host memory ({words_of(error)}); nothing was touched: "
             "free memory, or load in direct mode"
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        if is_ours(error):
+            raise
         raise UpdateRejected(
-            f"the source could not be read ({type(error).__name__}: {error}); nothing was "
+            f"the source could not be read ({said(error)}); nothing was "
             "touched: repair it and send the update again"
         ) from error

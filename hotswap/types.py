@@ -34,6 +34,9 @@ __all__ = [
     "member",
 ]
 
+MAX_LABEL_CHARACTERS = 4096
+"""How long a version's label or a strategy's name may be: both come back in replies."""
+
 Word = TypeVar("Word", bound=Enum)
 
 
@@ -223,7 +226,8 @@ class Update:
     are live than those of that epoch.
 
     Text that spells a ``scope``, a ``mode`` or a ``pause_mode`` becomes the member, and a path
-    as ``source`` its text. Raises: ValueError for any other.
+    as ``source`` its text. Raises: ValueError for any other, and for a ``version`` or a
+    ``strategy`` that is no text, is longer than 4096 characters or cannot be sent as Unicode.
     """
 
     source: str
@@ -241,6 +245,9 @@ class Update:
     def __post_init__(self) -> None:
         become = partial(object.__setattr__, self)
         become("source", _source_text(self.source))
+        _check_label("strategy", self.strategy)
+        if self.version is not None:
+            _check_label("version", self.version)
         become("scope", member(Scope, self.scope, what="scope"))
         become("mode", member(LoadMode, self.mode, what="mode"))
         if self.pause_mode is not None:
@@ -250,6 +257,22 @@ class Update:
                 f"options is a {type(self.options).__name__}, wanted a mapping of what the "
                 "strategy understands"
             )
+
+
+def _check_label(what: str, given: object) -> None:
+    """As a request's: every client reads it back. Raises: ValueError."""
+    if not isinstance(given, str):
+        raise ValueError(f"{what} is a {type(given).__name__}, wanted a text")
+    if len(given) > MAX_LABEL_CHARACTERS:
+        raise ValueError(
+            f"{what} has {len(given)} characters, wanted at most {MAX_LABEL_CHARACTERS}"
+        )
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{what} is {given!a:.80}, which has half a character in it, wanted Unicode"
+        ) from None
 
 
 def _source_text(source: object) -> str:
@@ -269,12 +292,18 @@ class WeightStamp:
 
     ``version`` is the client's opaque label; ``epoch`` counts commits, never
     repeats within a process, and is what caches and spans are keyed by.
+
+    Raises: ValueError for a ``version`` that an ``Update`` could not have either.
     """
 
     version: str | None = None
     token_step: int | None = None
     update_count: int = 0
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.version is not None:
+            _check_label("version", self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar, checkpoint_if_cancelled
 
+from hotswap.foreign import on_a_thread
+
 __all__ = ["on_worker_thread", "own_threads", "uninterrupted"]
 
 _THREADS = 40
@@ -67,18 +69,7 @@ async def on_worker_thread(work: Callable[[*Args], T], *args: *Args) -> T:
     the thread uses (a mapping, an open file) may then be released. Raises: what ``work``
     raised; a RuntimeError in the place of what is no Exception.
     """
-    run = to_thread.run_sync(_as_an_exception, work, *args, limiter=own_threads())
+    run = to_thread.run_sync(on_a_thread, work, *args, limiter=own_threads())
     result = await uninterrupted(run)
     await checkpoint_if_cancelled()
     return result
-
-
-def _as_an_exception(work: Callable[[*Args], T], *args: *Args) -> T:
-    """``work(*args)``. Plug-ins run here too, and one that exits has failed: asyncio would end its
-    event loop at a SystemExit, and would take a CancelledError for one of its own."""
-    try:
-        return work(*args)
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"it ended with {type(error).__name__}: {error}") from error

@@ -30,7 +30,7 @@ class UpdateObservers:
         for observer in self._observers:
             try:
                 observer(news)
-            except Exception:
+            except BaseException:
                 _log.exception(
                     "an observer failed on update %d %s", news.number, news.outcome or news.phase
                 )

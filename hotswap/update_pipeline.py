@@ -22,6 +22,7 @@ from hotswap.command_queue import CommandQueue, OneAtATime
 from hotswap.coverage import Coverage
 from hotswap.errors import Busy, UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
+from hotswap.foreign import contained, words_of
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage, Traced
 from hotswap.sparse.cache import PATCHES
@@ -119,7 +120,7 @@ class UpdatePipeline:
             await checkpoint_if_cancelled()
             if update.chunk and self.coverage.begun:
                 try:
-                    await self.give_up(str(error))
+                    await self.give_up(words_of(error))
                 except Busy:
                     _log.exception("%r stays as it is; send a full update", self.coverage)
             raise
@@ -149,7 +150,7 @@ class UpdatePipeline:
             held.enter_context(self._reserve.lent())
             attempt.enter(Phase.STAGING)
             async with opened(strategy, update, self._placement) as stage:
-                with rejecting(f"staging {update.source!r}"):
+                with rejecting(f"staging {words_of(update.source)!r}"):
                     plan = await self._plan(stage, update)
                     writing: Writing | None = await self._sparse(attempt, stage, plan)
                     if writing is None:
@@ -183,7 +184,7 @@ class UpdatePipeline:
         try:
             async with opened(strategy, update, self._placement) as stage:
                 buckets = Buckets(stage)
-                with rejecting(f"planning {update.source!r}"):
+                with rejecting(f"planning {words_of(update.source)!r}"):
                     plan = await self._plan(stage, update)
                     sparse = await self._sparse(attempt, stage, plan)
                 if sparse is not None:
@@ -194,7 +195,9 @@ class UpdatePipeline:
         except UpdateRejected:
             if report is None:
                 raise
-            _log.exception("the weights of %r are live, but it was not released", update.source)
+            _log.exception(
+                "the weights of %r are live, but it was not released", words_of(update.source)
+            )
         return report
 
     async def _write_resident(self, attempt: Attempt, plan: Plan, buckets: Buckets) -> UpdateReport:
@@ -236,7 +239,7 @@ class UpdatePipeline:
             try:
                 await self._stop(attempt)
                 if direct is not None:
-                    with rejecting(f"reading {attempt.update.source!r}"):
+                    with rejecting(f"reading {words_of(attempt.update.source)!r}"):
                         await direct.peek()
                 await checkpoint_if_cancelled()
             except BaseException:
@@ -279,7 +282,8 @@ class UpdatePipeline:
         if self._stopping is None or mode.strength <= self._stopping.strength:
             return 0
         # The swap is the one that resumes; whoever asked has still to pause for itself.
-        return (await self._engine.pause(mode)).num_aborted
+        with contained("the engine"):
+            return (await self._engine.pause(mode)).num_aborted
 
     async def _write(
         self,

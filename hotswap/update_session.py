@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hotswap.command_queue import OneAtATime
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import opened
+from hotswap.foreign import words_of
 from hotswap.seams import Engine
 from hotswap.transaction import Transaction
 from hotswap.types import LoadMode, Manifest, PauseMode, Payload, Placement, Scope, Update, member
@@ -159,7 +160,7 @@ class UpdateSession:
             try:
                 transaction, missing, unknown = await self._staged(pushed)
             except UpdateRejected as error:
-                self.note_refusal(str(error))
+                self.note_refusal(words_of(error))
                 raise
             repeated = self._adopt(transaction)
             self.chunks += 1
@@ -235,10 +236,12 @@ class UpdateSession:
     def _adopt(self, transaction: Transaction) -> int:
         """Hold what a chunk brought, in place of what came before; how much that replaces."""
         names = list(transaction.staged)
-        replaced = [self._held[name] for name in names if name in self._held]
+        replaced = {name: self._held[name] for name in names if name in self._held}
         self._held.update(dict.fromkeys(names, transaction))
         still = set(self._held.values())
-        for earlier in replaced:
+        for name, earlier in replaced.items():
+            # Chunks that bring the same large tensor again and again take its memory once.
+            earlier.forget([name])
             if earlier not in still:
                 earlier.abort()
         return len(replaced)

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from hotswap.errors import UpdateFailed, UpdateRejected, UpdateRolledBack
 from hotswap.fetch import Buckets, rejection
+from hotswap.foreign import contained, said
 from hotswap.seams import Engine
 from hotswap.sparse.commit import SparseTransaction
 from hotswap.state import Outcome
@@ -40,7 +41,7 @@ async def write_everything(
                 raise
             raise rejection("reading the source", error) from error
         raise UpdateFailed(
-            f"writing the weights failed half way with {type(error).__name__}: {error}; "
+            f"writing the weights failed half way with {said(error)}; "
             "they are not whole, send a full update"
         ) from error
 
@@ -52,11 +53,12 @@ async def flush_after_commit(engine: Engine) -> int:
     the new weights, which is as bad as mixed weights.
     """
     try:
-        return await engine.flush()
+        with contained("the engine"):
+            return await engine.flush()
     except Exception as error:
         raise UpdateFailed(
             f"the weights were written, but flushing the cache failed with "
-            f"{type(error).__name__}: {error}; nothing is generated until a full update"
+            f"{said(error)}; nothing is generated until a full update"
         ) from error
 
 

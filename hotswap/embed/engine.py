@@ -11,6 +11,7 @@ import anyio.to_thread
 import torch
 
 from hotswap.embed.gate import ForwardGate
+from hotswap.foreign import on_a_thread
 from hotswap.seams import EnginePause, Plan
 from hotswap.types import (
     Bucket,
@@ -145,7 +146,7 @@ class GatedEngine:
                 _synchronise(self.target.module)
 
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(run, limiter=own_threads())
+            await anyio.to_thread.run_sync(on_a_thread, run, limiter=own_threads())
 
 
 def _synchronise(module: torch.nn.Module) -> None:

@@ -43,7 +43,8 @@ class HotSwap:
     else belongs to the event loop that runs the ``async with``. Leaving the block ends
     what was begun: a commit is finished, a source that is still being read is let go.
 
-    Raises: UpdateRejected for a module that cannot be updated, PluginError.
+    Raises: UpdateRejected for a module that cannot be updated, PluginError; TypeError for what
+    is no module.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class HotSwap:
         flush: Callable[[], int | None] | None = None,
         stamp: WeightStamp | None = None,
     ) -> None:
-        target = module if isinstance(module, WeightTarget) else WeightTarget(module)
+        target = module if isinstance(module, WeightTarget) else WeightTarget(_checked(module))
         told = settings or Settings()
         plugins = load_plugins() if strategies is None else Plugins()
         values = option_values(plugins.options) | told.option_values
@@ -114,11 +115,12 @@ class HotSwap:
     ) -> UpdateReport:
         """Replace the weights; forward passes stand still for the commit alone.
 
-        ``version`` is a label; a number is taken as its digits.
+        ``version`` is a label of at most 4096 characters; a number is taken as its digits.
 
         Cancelled before the first write it is undone; after it, it runs to its end.
         Raises: RuntimeError before the ``async with`` block or inside the gate, ValueError for
-        a word that is no ``scope`` or ``mode``, and what ``Controller.update`` raises.
+        what ``Update`` does not take (a word that is no ``scope`` or ``mode``, a ``version`` or
+        ``strategy`` that is no text), and what ``Controller.update`` raises.
         """
         if not self._entered:
             raise RuntimeError(
@@ -129,7 +131,7 @@ class HotSwap:
             Update(
                 source=os.fspath(source) if isinstance(source, os.PathLike) else source,
                 strategy=strategy,
-                version=None if version is None else str(version),
+                version=_label(version),
                 scope=member(Scope, scope, what="scope"),
                 mode=member(LoadMode, mode, what="mode"),
                 options={} if options is None else options,
@@ -141,6 +143,30 @@ class HotSwap:
             self.gate.refuse(None)
         else:
             self.gate.refuse(_not_whole)
+
+
+def _checked(module: object) -> nn.Module:
+    if isinstance(module, nn.Module):
+        return module
+    raise TypeError(
+        f"module is a {type(module).__name__}, wanted the live torch.nn.Module, or a "
+        "hotswap.WeightTarget of it"
+    )
+
+
+def _label(version: object) -> str | None:
+    """``version`` as the label of an ``Update``, which refuses what is none.
+
+    Raises: ValueError for what is neither text nor a number.
+    """
+    if version is None or isinstance(version, str):
+        return version
+    if isinstance(version, int) and not isinstance(version, bool):
+        return str(version)
+    raise ValueError(
+        f"version is a {type(version).__name__}, wanted a text, a whole number, or None to keep "
+        "the one before"
+    )
 
 
 def _not_whole() -> WeightsNotWhole:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -17,6 +18,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hotswap.controller import PauseReport
 from hotswap.embed.gate import ForwardGate
 from hotswap.embed.hot_swap import HotSwap
+from hotswap.errors import ShuttingDown
 from hotswap.state import State
 from hotswap.types import LoadMode, PauseMode, Scope, UpdateReport, member
 from hotswap.uninterrupted import uninterrupted
@@ -31,12 +33,16 @@ class HotSwapThread:
 
     The methods may be called on every thread, and block it; on an event loop's thread
     await :meth:`update_async` instead, or put the others into a thread. ``gate`` is that
-    of ``swap``. Leaving the block ends an update as leaving a :class:`HotSwap` does.
+    of ``swap``. Leaving the block ends an update as leaving a :class:`HotSwap` does; whoever
+    calls from then on gets ShuttingDown, and before the block a RuntimeError.
     """
 
     def __init__(self, swap: HotSwap) -> None:
         self._swap = swap
         self._portal: BlockingPortal | None = None
+        self._left = False
+        # A call is begun whole before the block is left, or not at all.
+        self._beginning = threading.Lock()
         self._stack = ExitStack()
 
     def __repr__(self) -> str:
@@ -65,10 +71,9 @@ class HotSwapThread:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._stack.close()
-        finally:
-            self._portal = None
+        with self._beginning:
+            self._portal, self._left = None, True
+        self._stack.close()
 
     def update(
         self,
@@ -114,8 +119,8 @@ class HotSwapThread:
             options=options,
         )
         self.gate.check_outside("update_async")
-        call = self._call(update)
-        call.begin()
+        call = _Call(update)
+        self._begin(call)
         try:
             return await asyncio.wrap_future(call.answer)
         except asyncio.CancelledError:
@@ -140,9 +145,9 @@ class HotSwapThread:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            call = self._call(work)
+            call = _Call(work)
             try:
-                call.begin()
+                self._begin(call)
                 return call.answer.result()
             except KeyboardInterrupt:
                 call.stop()
@@ -152,10 +157,19 @@ class HotSwapThread:
             "on it that the update waits for; await update_async, or call it in a thread"
         )
 
-    def _call(self, work: Callable[[], Awaitable[T]]) -> _Call[T]:
-        if self._portal is None:
-            raise RuntimeError("this HotSwapThread does not run; call it inside its 'with' block")
-        return _Call(self._portal, work)
+    def _begin(self, call: _Call[T]) -> None:
+        """Raises: ShuttingDown once the block is being left; RuntimeError before it."""
+        with self._beginning:
+            if self._left:
+                raise ShuttingDown(
+                    "this HotSwapThread has ended, or is about to: its 'with' block is being left; "
+                    "nothing was begun"
+                )
+            if self._portal is None:
+                raise RuntimeError(
+                    "this HotSwapThread does not run yet; call it inside its 'with' block"
+                )
+            call.begin(self._portal)
 
 
 class _Call(Generic[T]):
@@ -164,9 +178,9 @@ class _Call(Generic[T]):
     Cancelled, ``answer`` ends at once, and the command once it is undone or has run to its end.
     """
 
-    def __init__(self, portal: BlockingPortal, work: Callable[[], Awaitable[T]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self.answer: Future[T]
-        self._portal = portal
+        self._portal: BlockingPortal | None = None
         self._work = work
         self._scope: CancelScope | None = None
         self._over: Future[None] = Future()
@@ -175,15 +189,20 @@ class _Call(Generic[T]):
     def __repr__(self) -> str:
         return f"<_Call {'over' if self._over.done() else 'running'}>"
 
-    def begin(self) -> None:
+    def begin(self, portal: BlockingPortal) -> None:
         """Run the command; its ``answer`` will be there."""
-        self.answer = self._portal.start_task_soon(self._run)
+        self._portal = portal
+        self.answer = portal.start_task_soon(self._run)
 
     def stop(self) -> None:
         """Cancel the command and block until it is over; also where ``begin`` did not get far."""
-        # Tasks begin in the order in which they were asked for: what is to be stopped has.
-        self._portal.start_task_soon(self._stop)
-        self._over.result()
+        if self._portal is None:
+            return
+        # A portal that is being closed takes nothing any more, and whoever closes it ends this.
+        with suppress(RuntimeError):
+            # Tasks begin in the order in which they were asked for: what is to be stopped has.
+            self._portal.start_task_soon(self._stop)
+            self._over.result()
 
     async def over(self) -> None:
         """Wait until the command runs no more; on any event loop."""

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from hotswap.attempt import Phase, UpdateNews
 from hotswap.events.log import EventLog
+from hotswap.foreign import reason_of, words_of
 from hotswap.pulls import PullNews
 from hotswap.state import Change, Command, Outcome, Weights
 
@@ -56,7 +57,7 @@ def publish_update(log: EventLog, news: UpdateNews) -> None:
             "update": news.number,
             "phase": news.outcome or phase,
             "strategy": update.strategy,
-            "source": update.source,
+            "source": words_of(update.source),
             "version": update.version,
             "mode": update.mode,
             **_result(news),
@@ -81,5 +82,5 @@ def _result(news: UpdateNews) -> dict[str, object]:
             "elapsed_ms": report.elapsed_ms,
         }
     if news.error is not None:
-        return {"reason": str(news.error) or type(news.error).__name__}
+        return {"reason": reason_of(news.error)}
     return {} if news.progress is None else asdict(news.progress)

@@ -23,6 +23,7 @@ from hotswap.http.keys import Keys
 from hotswap.http.metrics import CountResponses, metrics
 from hotswap.http.openai import OpenAiEnvelope, known_at_start, openai_reply, openai_routes
 from hotswap.http.openapi import openapi
+from hotswap.http.plugin_routes import plugin_routes
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
@@ -124,7 +125,7 @@ def create_app(
         placement=placement or Placement(),
     )
     served.puller.relay_all((strategies or {}).values())
-    routes: Sequence[BaseRoute] = [*core_routes(), *plugins.routes]
+    routes: Sequence[BaseRoute] = [*core_routes(), *plugin_routes(plugins)]
     app = Starlette(
         routes=routes,
         middleware=[

@@ -7,8 +7,15 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotswap.errors import HotswapError
+from hotswap.foreign import contained, words_of
 from hotswap.http.dialect import Dialect
-from hotswap.http.errors import INTERNAL, ClientGone, RequestError, wire_of
+from hotswap.http.errors import (
+    INTERNAL,
+    ClientGone,
+    PluginRouteFailed,
+    RequestError,
+    wire_of,
+)
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind
 
@@ -45,7 +52,8 @@ class ErrorEnvelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; answer for it when it raises before its reply began."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            with contained("the app"):
+                await self._app(scope, receive, send)
             return
         begun = False
 
@@ -55,7 +63,8 @@ class ErrorEnvelope:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_noting)
+            with contained("the route"):
+                await self._app(scope, receive, send_noting)
         except ClientGone:
             _log.debug("%s %s: the client is gone", scope["method"], scope["path"])
         except Exception as error:
@@ -63,9 +72,12 @@ class ErrorEnvelope:
                 raise
             # What happened decides, not the status that a dialect has for it.
             wire = wire_of(error)
+            place = f"{scope['method']} {words_of(scope['path'])}"
             if wire is INTERNAL:
-                _log.exception("%s %s failed", scope["method"], scope["path"])
+                _log.exception("%s failed", place)
+            elif isinstance(error, PluginRouteFailed):
+                _log.error("%s: %s", place, error, exc_info=error)
             elif wire.status in (500, 504):
-                _log.warning("%s %s: %s: %s", scope["method"], scope["path"], wire.code, error)
+                _log.warning("%s: %s: %s", place, wire.code, words_of(error))
             reply = error_reply(error, dialect=self._dialect, kind=scope.get("hotswap.kind"))
             await reply(scope, receive, send)

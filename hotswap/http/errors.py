@@ -13,6 +13,7 @@ from typing import ClassVar
 from starlette.exceptions import HTTPException
 
 from hotswap import errors
+from hotswap.foreign import words_of
 from hotswap.stream import errors as stream_errors
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "NoSuchWeight",
     "NotFound",
     "PayloadTooLarge",
+    "PluginRouteFailed",
     "RequestError",
     "RequestInvalid",
     "RouteDisabled",
@@ -128,6 +130,16 @@ class ShuttingDown(RequestError):
     retryable = True
 
 
+class PluginRouteFailed(Exception):
+    """The code of a plug-in's route raised what no table knows; the log has it all."""
+
+    def __init__(self, *, plugin: str, path: str) -> None:
+        super().__init__(
+            f"the route {path} of the plug-in {plugin} failed; the server's log has the details, "
+            "for whoever wrote the plug-in"
+        )
+
+
 class ClientGone(Exception):
     """The client disconnected before its request was answered: nobody reads a reply."""
 
@@ -140,6 +152,9 @@ class Wire:
     code: str
     message: str | None = None
 
+
+# Its message repeats nothing of what was raised, and names who has to look.
+_OF_A_PLUGIN = Wire(status=500, code="internal_error")
 
 INTERNAL = Wire(
     status=500, code="internal_error", message="internal error; the server's log has the details"
@@ -197,6 +212,8 @@ def wire_of(error: Exception, table: Mapping[type[Exception], Wire] = GR_TABLE) 
     if isinstance(error, HTTPException):
         code = _HTTP_CODES.get(error.status_code, "http_error")
         return Wire(status=error.status_code, code=code)
+    if isinstance(error, PluginRouteFailed):
+        return _OF_A_PLUGIN
     for base in type(error).__mro__:
         if base in table:
             return table[base]
@@ -230,8 +247,8 @@ def pull_fields(error: Exception) -> dict[str, object]:
 def message_of(error: Exception) -> str:
     """What ``error`` says; for a method that a route does not take, the ones that it does."""
     if not isinstance(error, HTTPException):
-        return str(error)
+        return words_of(error)
     allowed = (error.headers or {}).get("Allow")
     if error.status_code == 405 and allowed:
         return f"this route does not take that method; send {allowed.replace(', ', ' or ')}"
-    return error.detail
+    return words_of(error.detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from hotswap.foreign import words_of
 from hotswap.http.errors import INTERNAL, wire_of
 
 __all__ = ["log_failure"]
@@ -17,4 +18,4 @@ def log_failure(what: str, error: Exception, *, rid: str | None = None) -> None:
     if wire_of(error) is INTERNAL:
         _log.error("%s failed", what, exc_info=error, extra=extra)
     else:
-        _log.warning("%s failed: %s", what, error, extra=extra)
+        _log.warning("%s failed: %s", what, words_of(error), extra=extra)

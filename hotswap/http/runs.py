@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
+from hotswap.foreign import contained, on_a_thread, words_of
 from hotswap.http.aborted import AbortedGeneration
 from hotswap.http.errors import EngineDown, RequestInvalid, ShuttingDown
 from hotswap.http.in_flight import Ticket
@@ -45,7 +46,7 @@ async def submit_all(
             )
         except ValueError as error:
             where = f"prompt {number}: " if len(runs) > 1 else ""
-            raise RequestInvalid(f"{where}{error}") from error
+            raise RequestInvalid(f"{where}{words_of(error)}") from error
         generations.append(ticket.generation)
     return generations
 
@@ -72,9 +73,9 @@ async def encoded(
         if len(text) <= _INLINE_CHARACTERS:
             ids = encode(text)
         else:
-            ids = await anyio.to_thread.run_sync(encode, text, limiter=encoders)
+            ids = await anyio.to_thread.run_sync(on_a_thread, encode, text, limiter=encoders)
     except ValueError as error:
-        raise RequestInvalid(f"text cannot be encoded: {error}") from error
+        raise RequestInvalid(f"text cannot be encoded: {words_of(error)}") from error
     if not ids:
         raise RequestInvalid("text has no tokens in it, wanted at least one")
     return ids
@@ -87,7 +88,8 @@ async def run_together(works: Iterable[Callable[[], Awaitable[None]]]) -> None:
 
         async def run(work: Callable[[], Awaitable[None]]) -> None:
             try:
-                await work()
+                with contained():
+                    await work()
             except Exception as error:
                 # Carried out by hand: the task group would wrap it in a group.
                 raised.append(error)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from hotswap.http.errors import RequestInvalid
 from hotswap.seams import SamplingParams
-from hotswap.types import PauseMode
+from hotswap.types import MAX_LABEL_CHARACTERS, PauseMode
 
 __all__ = [
     "INNER_BODIES",
@@ -41,7 +41,6 @@ _MAX_STOP_TOKEN_IDS = 4096
 
 # Both come back in every reply, and in every event of a stream.
 _MAX_RID_CHARACTERS = 512
-MAX_LABEL_CHARACTERS = 4096
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Rid = Annotated[str, Meta(max_length=_MAX_RID_CHARACTERS)]

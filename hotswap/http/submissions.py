@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from hotswap.foreign import contained
 from hotswap.http.errors import DuplicateRequestId
 from hotswap.http.failures import log_failure
 from hotswap.http.in_flight import Ticket
@@ -150,7 +151,7 @@ class Submissions:
     ) -> None:
         rid = submission.ticket.rid
         try:
-            with submission.ticket:
+            with contained(), submission.ticket:
                 await begun.read(showing=True)
             state = "aborted" if begun.transcript.finish == "abort" else "finished"
             status, body = 200, _body(rid, state, begun.transcript.reply())

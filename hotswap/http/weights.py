@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from hotswap.errors import UpdateRejected
+from hotswap.foreign import words_of
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import NoSuchWeight
 from hotswap.http.json_body import arguments
@@ -38,10 +39,11 @@ async def update_weights_from_disk(request: Request) -> Response:
         pause_mode=body.swap_mode(),
     )
     report = await until_disconnect(request.receive, partial(serving.commands.update, update))
-    serving.note_source(report.stamp.epoch, update.source)
+    shown = words_of(update.source)
+    serving.note_source(report.stamp.epoch, shown)
     serving.commands.sessions.note_update()
-    message = serving.dialect.updated(source=update.source, version=update.version)
-    return Json({"message": message, "model_dir": update.source, **report_body(report)})
+    message = serving.dialect.updated(source=shown, version=update.version)
+    return Json({"message": message, "model_dir": shown, **report_body(report)})
 
 
 def _installed(strategy: str, plugins: Plugins) -> str:

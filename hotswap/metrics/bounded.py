@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hotswap.foreign import words_of
+
 __all__ = ["OTHER", "BoundedLabel"]
 
 OTHER = "other"
@@ -24,7 +26,7 @@ class BoundedLabel:
 
     def __call__(self, value: str) -> str:
         """``value``, cut short, or ``other``."""
-        value = value[: self._max_characters]
+        value = words_of(value)[: self._max_characters]
         if value in self._known:
             return value
         if len(self._known) >= self._limit:

@@ -17,6 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from hotswap.foreign import shown
+
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -53,11 +55,12 @@ class Exposition:
         try:
             families = [_shown(family) for family in collector.collect()]
             text = generate_latest(_Families([f for f in families if f.name not in taken]))
-        except Exception:
-            # Once: a scrape comes every few seconds, for ever.
+        except BaseException:
+            # On a thread, so that whatever it is, it is the collector's own. Once: a scrape
+            # comes every few seconds, for ever.
             if id(collector) not in self._failed:
                 self._failed.add(id(collector))
-                _log.exception("a metrics collector failed and is left out: %r", collector)
+                _log.exception("a metrics collector failed and is left out: %s", shown(collector))
             return b""
         taken.update(family.name for family in families)
         return text

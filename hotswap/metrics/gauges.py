@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from hotswap._version import __version__
+from hotswap.foreign import words_of
 from hotswap.state import State
 from hotswap.types import InFlightCounts, WeightStamp
 
@@ -84,7 +85,7 @@ def _states(now: State) -> Metric:
 
 def _weights(stamp: WeightStamp) -> Iterator[Metric]:
     yield _gauge("hotswap_weight_epoch", "Commits so far; never repeats.", stamp.epoch)
-    version = (stamp.version or "")[:_MAX_VERSION_CHARACTERS]
+    version = words_of(stamp.version or "")[:_MAX_VERSION_CHARACTERS]
     yield InfoMetricFamily(
         "hotswap_weights",
         "The live weights: the label that a client gave them, and their epoch.",

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from hotswap.foreign import contained
 from hotswap.seams import Generation, TokenChunk
 
 __all__ = ["RequestMetrics", "WatchedGeneration"]
@@ -109,7 +110,8 @@ class WatchedGeneration:
 
     async def __anext__(self) -> TokenChunk:
         """The next chunk of the generation itself."""
-        chunk = await anext(self._chunks)
+        with contained("the engine"):
+            chunk = await anext(self._chunks)
         if chunk.token_id is not None:
             self._note_token(chunk)
         if chunk.finish_reason is not None:

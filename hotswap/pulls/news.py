@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hotswap.foreign import reason_of, words_of
 from hotswap.stream import Progress, PullReport
 
 __all__ = ["PullNews", "outcome_of"]
@@ -40,8 +41,8 @@ class PullNews:
         told: dict[str, object] = {
             "pull": self.number,
             "phase": self.phase,
-            "local": self.local,
-            "source": self.source,
+            "local": words_of(self.local),
+            "source": words_of(self.source),
             "target": self.target,
         }
         return told | dict(self._more())
@@ -62,7 +63,7 @@ class PullNews:
             }
         if self.error is not None:
             return {
-                "reason": str(self.error) or type(self.error).__name__,
+                "reason": reason_of(self.error),
                 "local_version": getattr(self.error, "local_version", None),
             }
         return {}

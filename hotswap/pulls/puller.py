@@ -274,7 +274,7 @@ class Puller:
         for observer in self._observers:
             try:
                 observer(news)
-            except Exception:
+            except BaseException:
                 _log.exception("an observer of pulls failed on %s", news.phase)
 
 

@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from hotswap.errors import UpdateFailed, UpdateRolledBack
+from hotswap.foreign import contained, said
 from hotswap.seams import Patchable, Plan
 from hotswap.sparse.origin import Base, Origin
 from hotswap.sparse.patch import Patch
@@ -89,27 +90,29 @@ class SparseTransaction:
     async def _commit(self, stamp: WeightStamp) -> None:
         self._touched = True
         try:
-            await self._engine.patch(self._plan, self.changes.writes())
-            await self._engine.commit(stamp)
+            with contained("the engine"):
+                await self._engine.patch(self._plan, self.changes.writes())
+                await self._engine.commit(stamp)
         except Exception as error:
             await self._undo(error)
             raise UpdateRolledBack(
                 f"the sparse update failed while the live weights were being written "
-                f"({type(error).__name__}: {error}); every element was put back, and the weights "
+                f"({said(error)}); every element was put back, and the weights "
                 "are what they were: send the update again, which then loads everything"
             ) from error
         self._outcome = TransactionOutcome.COMMITTED
 
     async def _undo(self, error: Exception) -> None:
-        _log.warning("a sparse commit failed and is undone: %s: %s", type(error).__name__, error)
+        _log.warning("a sparse commit failed and is undone: %s", said(error))
         try:
-            await self._engine.patch(None, self.changes.undoing())
-            await self._engine.commit(self.before)
+            with contained("the engine"):
+                await self._engine.patch(None, self.changes.undoing())
+                await self._engine.commit(self.before)
         except Exception as again:
             self._outcome = TransactionOutcome.FAILED
             raise UpdateFailed(
                 f"the sparse update failed while the live weights were being written "
-                f"({type(again).__name__}: {again}, after {type(error).__name__}: {error} the "
-                "first time); they are not whole: send a full update"
+                f"({said(again)}, after {said(error)} the first time); they are "
+                "not whole: send a full update"
             ) from again
         self._outcome = TransactionOutcome.ROLLED_BACK

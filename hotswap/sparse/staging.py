@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from hotswap.foreign import contained, said
 from hotswap.seams import Engine, Patchable, Plan, Stage, Traced
 from hotswap.sparse.cache import PATCHES, PatchCache
 from hotswap.sparse.commit import SparseTransaction
@@ -58,14 +59,15 @@ async def stage_sparse(
 
     try:
         changes = await on_worker_thread(make)
-        for look in changes.looks():
-            await engine.look(look)
+        with contained("the engine"):
+            for look in changes.looks():
+                await engine.look(look)
     except NotExact as reason:
         _log.info("everything is loaded: %s", reason)
         return None
     except Exception as error:
         # Nothing has been touched, and there is another way.
-        _log.warning("everything is loaded: %s: %s", type(error).__name__, error)
+        _log.warning("everything is loaded: %s", said(error))
         return None
     return SparseTransaction(engine, plan, changes, live=begin, patches=patches, before=stamp)
 
@@ -81,6 +83,6 @@ async def _remembered(
         await on_worker_thread(partial(changes.keep_since, begin, PATCHES))
     except Exception as error:
         # A load of everything reads the same, and says what is wrong with it.
-        _log.warning("everything is loaded: %s: %s", type(error).__name__, error)
+        _log.warning("everything is loaded: %s", said(error))
         return None
     return PATCHES.way(begin, wanted)

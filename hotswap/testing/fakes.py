@@ -74,7 +74,7 @@ class Steps:
         self.passed: list[str] = []
         self._at: int | None = None
         self._act: Callable[[], object] | None = None
-        self._failures: dict[tuple[str, int], Exception] = {}
+        self._failures: dict[tuple[str, int], BaseException] = {}
         self._holds: dict[str, list[Hold]] = {}
         self._counts: dict[str, int] = {}
 
@@ -82,7 +82,7 @@ class Steps:
         """Call ``act`` when the ``number``-th await from now begins (counting from 0)."""
         self._at, self._act = len(self.passed) + number, act
 
-    def fail(self, name: str, error: Exception, *, at: int = 0) -> None:
+    def fail(self, name: str, error: BaseException, *, at: int = 0) -> None:
         """Raise ``error`` in the ``at``-th call of ``name`` from now."""
         self._failures[name, self._counts.get(name, 0) + at] = error
 

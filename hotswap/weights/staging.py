@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from hotswap.foreign import said
 from hotswap.niceness import give_way
 from hotswap.types import Bucket, TensorSpec
 from hotswap.uninterrupted import uninterrupted
@@ -124,9 +125,7 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
         return
     if isinstance(errors[0], Exception):
         raise errors[0]
-    raise RuntimeError(
-        f"a payload ended its reading with {type(errors[0]).__name__}: {errors[0]}"
-    ) from errors[0]
+    raise RuntimeError(f"a payload ended its reading with {said(errors[0])}") from errors[0]
 
 
 async def _ended(running: Sequence[asyncio.Future[None]]) -> None:

@@ -91,7 +91,7 @@ def test_fields_do_not_replace_what_a_line_is(formatter: JsonLines) -> None:
 def test_passwords_of_urls_are_left_out(lines: logging.Formatter) -> None:
     text = lines.format(record("update from s3://me:secret@host/a?x=1@2", source="http://k@h/b"))
     assert "secret" not in text
-    assert "s3://***@host/a?x=1@2" in text
+    assert "s3://***@host/a?***" in text
     if isinstance(lines, JsonLines):
         assert json.loads(text)["source"] == "http://***@h/b"
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from prometheus_client import Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +25,7 @@ from hotswap.metrics import (
 )
 from hotswap.seams import TokenChunk
 from hotswap.state import Change, Command, Facts, Outcome, State
+from hotswap.testing.endings import ENDINGS
 from hotswap.types import (
     InFlightCounts,
     LoadMode,
@@ -309,6 +312,35 @@ def test_a_plugin_that_fails_costs_its_own_metrics_only(
             assert samples(exposition) == {"hotswap_things_total": 0, "c": 3}
 
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_collector_that_ends_in_any_way_is_left_out_with_one_line(
+    ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ends(Collector):
+        def collect(self) -> Iterator[Metric]:
+            raise ENDINGS[ending]()
+
+        def __repr__(self) -> str:
+            raise ENDINGS[ending]()
+
+    exposition = Exposition()
+    exposition.register(Ends())
+    exposition.register(Plugin(GaugeMetricFamily("c", "C.", value=3)))
+    for _ in range(2):
+        text = await anyio.to_thread.run_sync(exposition.render)
+        assert text.decode().splitlines()[-1] == "c 3.0"
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "a metrics collector failed and is left out: a Ends (which cannot be shown)"
+    )
+    assert record.exc_info is not None
+
+
+def test_labels_that_are_no_unicode_cost_no_metrics() -> None:
+    """A strategy's name may be of an embedder."""
+    assert BoundedLabel()("\ud800") == "\\ud800"
 
 
 def test_instruments_may_be_scraped_from_another_thread() -> None:

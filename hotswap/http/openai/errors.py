@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotswap.foreign import contained
 from hotswap.http.errors import (
     ClientGone,
     NotFound,
@@ -91,7 +92,8 @@ class OpenAiEnvelope:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_noting)
+            with contained("the route"):
+                await self._app(scope, receive, send_noting)
         except (ClientGone, Unauthorized):
             # Who has no key must not learn from the reply which routes there are.
             raise

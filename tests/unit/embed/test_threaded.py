@@ -51,7 +51,10 @@ def test_sync_code_updates_a_module_between_the_passes_of_its_threads(tmp_path: 
 
 
 def test_pause_resume_flush_and_state(tmp_path: Path) -> None:
-    with HotSwapThread(HotSwap(filled(1.0), flush=lambda: 3)) as swap:
+    swap = HotSwapThread(HotSwap(filled(1.0), flush=lambda: 3))
+    with pytest.raises(RuntimeError, match="inside its 'with' block"):
+        swap.flush()
+    with swap:
         assert swap.pause().mode is PauseMode.WAIT
         assert swap.gate.closed
         assert str(swap.state) == "paused"
@@ -61,8 +64,40 @@ def test_pause_resume_flush_and_state(tmp_path: Path) -> None:
         with pytest.raises(UpdateRejected):
             swap.update(str(tmp_path / "nowhere"))
         assert repr(swap).startswith("<HotSwapThread running <HotSwap serving")
-    with pytest.raises(RuntimeError, match="inside its 'with' block"):
+    with pytest.raises(ShuttingDown, match="'with' block is being left"):
         swap.flush()
+
+
+def test_who_calls_while_the_block_is_being_left_is_told_so() -> None:
+    """While a commit is still being finished, and the other thread takes no call any more."""
+    writing, may_end, told = threading.Event(), threading.Event(), list[str]()
+    target = WeightTarget(filled(1.0))
+
+    def finish() -> None:
+        writing.set()
+        assert may_end.wait(LIMIT_S)
+
+    target.after_load(finish)
+    with ThreadPoolExecutor(2) as pool:
+        swap = HotSwapThread(HotSwap(target, strategies={"disk": fakes(Steps(), B=2.0)}))
+        swap.__enter__()
+        update = pool.submit(swap.update, "B")
+        assert writing.wait(LIMIT_S)
+        leaving = pool.submit(swap.__exit__, None, None, None)
+        try:
+            while not told:
+                try:
+                    # Until then, a call comes in and is refused by the controller.
+                    swap.update("B")
+                except ShuttingDown as error:
+                    told.append(str(error))
+            for call in (swap.flush, swap.resume, swap.pause):
+                with pytest.raises(ShuttingDown):
+                    call()
+        finally:
+            may_end.set()
+        leaving.result(LIMIT_S)
+        assert update.result(LIMIT_S).stamp.epoch == 1
 
 
 async def test_a_foreign_event_loop_awaits_an_update_and_runs_passes(tmp_path: Path) -> None:
