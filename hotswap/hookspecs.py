@@ -118,8 +118,9 @@ class Hooks(Protocol):
     def hotswap_strategies(self) -> Mapping[str, StrategyFactory]:
         """Load strategies by the name that ``Update.strategy`` asks for.
 
-        Called once at load. The dist ``hotswap-rsync`` brings the strategy ``rsync``. Of
-        two plug-ins with the same strategy the one whose dist sorts later is refused.
+        Called once at load. The dist ``hotswap-rsync`` brings the strategy ``rsync``: where it
+        is installed, no other plug-in may. Of any other two with the same strategy the one
+        whose dist sorts later is refused.
         """
 
     @_spec

@@ -3,7 +3,9 @@
 Rules:
 
 * A plug-in is taken whole or refused whole; a refused one costs nobody else anything.
-* Plug-ins are looked at in the order of their dists' names, so that a clash ends the
+* The strategy or engine ``disk`` is that of the dist ``hotswap-disk`` wherever it is installed,
+  whatever else brings one: nobody takes a name by sorting first.
+* Plug-ins are looked at in the order of their dists' names, so that any other clash ends the
   same way on every machine: the later one is refused.
 * Nothing else in hotswap imports a plug-in or knows one by name.
 """
@@ -119,14 +121,20 @@ def load_plugins(
     finder = Finder()
     taken: list[Contribution] = []
     refusals: list[Refusal] = []
-    own = _Own(options=reserved_options, routes=reserved_routes)
     if found is None:
         found, broken = installed_entry_points(GROUP)
         refusals += [
             Refusal(name=dist.name, version=dist.version, module=dist.where, reason=dist.reason)
             for dist in broken
         ]
-    for entry_point in sorted(found, key=_order):
+    found = sorted(found, key=_order)
+    installed = [*(refusal.name for refusal in refusals), *(dist_of(one)[0] for one in found)]
+    own = _Own(
+        options=reserved_options,
+        routes=reserved_routes,
+        installed=frozenset(map(_as_a_name, installed)),
+    )
+    for entry_point in found:
         try:
             contribution = finder.load(entry_point)
             _check_clashes(contribution, taken, own)
@@ -225,10 +233,11 @@ def _what(made: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """Names that the server itself has."""
+    """Names that the server itself has, and the dists that are there, whose names are theirs."""
 
     options: Collection[str]
     routes: Collection[str]
+    installed: Collection[str]
 
     @property
     def flags(self) -> frozenset[str]:
@@ -242,11 +251,27 @@ def _check_clashes(new: Contribution, taken: Iterable[Contribution], own: _Own) 
     _refuse_shared("route", new.route_paths, own.routes, "hotswap itself")
     _refuse_shared("engine", new.engines, (EMBEDDED,), "hotswap itself")
     _refuse_shared("load strategy", new.strategies, (PUSHED,), "hotswap itself")
+    _refuse_names_of_others("load strategy", new.strategies, new.dist, own)
+    _refuse_names_of_others("engine", new.engines, new.dist, own)
     for earlier in taken:
         _refuse_shared("load strategy", new.strategies, earlier.strategies, earlier.dist)
         _refuse_shared("engine", new.engines, earlier.engines, earlier.dist)
         _refuse_shared("route", new.route_paths, earlier.route_paths, earlier.dist)
         _refuse_shared("flag", new.flags, earlier.flags, earlier.dist)
+
+
+def _refuse_names_of_others(kind: str, names: Iterable[str], dist: str, own: _Own) -> None:
+    for name in names:
+        owner = _as_a_name(f"hotswap-{name}")
+        if owner in own.installed and owner != _as_a_name(dist):
+            raise PluginError(
+                f"{kind} {name!r} belongs to {owner}, which is installed; give it another name"
+            )
+
+
+def _as_a_name(dist: str) -> str:
+    """A dist's name as indexes compare it: ``Hotswap_Disk`` is ``hotswap-disk``."""
+    return re.sub(r"[-_.]+", "-", dist).lower()
 
 
 def _refuse_shared(

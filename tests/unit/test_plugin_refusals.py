@@ -164,6 +164,32 @@ def test_of_two_that_clash_the_later_name_is_refused(install: Install, kind: str
         assert refused.reason == f"{says} belongs to hotswap-a already"
 
 
+@pytest.mark.parametrize("owner", ["hotswap-x", "Hotswap_X"])
+@pytest.mark.parametrize("owners_code", [None, "raise OSError"])
+@pytest.mark.parametrize("kind", ["strategy", "engine"])
+def test_a_name_is_its_dists_wherever_that_is_installed(
+    install: Install,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    owners_code: str | None,
+    owner: str,
+) -> None:
+    """Also while its own plug-in is refused: nobody steps into its place."""
+    code, says = CLASHES[kind]
+    thief = install("aaa-first", API + code)
+    theirs = install(owner, API + code if owners_code is None else owners_code)
+    for found in ([thief, theirs], [theirs, thief]):
+        caplog.clear()
+        plugins = load_plugins(found=found)
+        assert [one.name for one in plugins.dists] == ([] if owners_code else [owner])
+        refused = {one.name: one.reason for one in plugins.refusals}
+        assert refused["aaa-first"] == (
+            f"{says} belongs to hotswap-x, which is installed; give it another name"
+        )
+        assert f"plug-in refused: aaa-first 1.0 ({thief.value}): {says} belongs to" in caplog.text
+    assert load_plugins(found=[thief]).refusals == ()
+
+
 @pytest.mark.parametrize("name", ["port", "help", "no-port"])
 def test_an_option_of_the_server_cannot_be_taken(install: Install, name: str) -> None:
     code = API + OPTION + f"def hotswap_options(): return [Option(name={name!r}, help='')]"
