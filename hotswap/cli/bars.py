@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hotswap.cli.output import console_of
-from hotswap.logs import one_line
+from hotswap.cli.terminal import for_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -59,7 +59,7 @@ class Bars:
 
     def tell(self, seen: UpdateInProgress) -> None:
         """As a server tells it."""
-        self.show(one_line(seen.phase), seen.bytes_done or 0, seen.bytes_total)
+        self.show(for_terminal(seen.phase), seen.bytes_done or 0, seen.bytes_total)
 
     def show(self, phase: str, done: int, total: int | None) -> None:
         """``done`` bytes of ``total`` are through; without a total it only moves."""

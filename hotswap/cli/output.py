@@ -4,7 +4,8 @@ Rules:
 
 * stdout has the result and nothing else; progress and errors of people's mode go to stderr. With
   ``--json`` an error is the result.
-* What a server, a client or a file chose to be called begins no line and moves no cursor.
+* What a server, a client or a file chose to be called begins no line, moves no cursor and has
+  no key of ours in it (``hotswap.cli.terminal``); JSON has it as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.codes import ExitCode, exit_code_of
-from hotswap.logs import one_line
+from hotswap.cli.terminal import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,12 +59,12 @@ def print_json(shown: Mapping[str, Any]) -> None:
 
 def print_text(text: str) -> None:
     """One line, whatever is in it. Raises: OutputLost."""
-    _print(one_line(text))
+    _print(for_terminal(text))
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """The same for each of ``lines``."""
-    _print("\n".join(map(one_line, lines)))
+    _print("\n".join(map(for_terminal, lines)))
 
 
 def _print(text: str) -> None:
@@ -78,7 +79,7 @@ def complain(command: str | None, line: str) -> None:
     name = "hotswap" if command is None else f"hotswap {command}"
     # The exit code tells as much as it can where nobody does.
     with suppress(OSError):
-        print(f"{name}: {one_line(line)}", file=sys.stderr, flush=True)
+        print(f"{name}: {for_terminal(line)}", file=sys.stderr, flush=True)
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from hotswap.cli.terminal import ADMIN_KEY, API_KEY
 from hotswap.client import AsyncClient, Client, ServerKind
 
 __all__ = ["async_client", "blocking_client"]
@@ -20,13 +21,13 @@ def blocking_client(options: argparse.Namespace) -> Client:
 
     Raises: ValueError for an address that is none.
     """
-    kind, api, admin = _kind(options), _key("HOTSWAP_API_KEY"), _key("HOTSWAP_ADMIN_API_KEY")
+    kind, api, admin = _kind(options), _key(API_KEY), _key(ADMIN_KEY)
     return Client(_url(options), api_key=api, admin_key=admin, server=kind)
 
 
 def async_client(options: argparse.Namespace) -> AsyncClient:
     """The same, on asyncio."""
-    kind, api, admin = _kind(options), _key("HOTSWAP_API_KEY"), _key("HOTSWAP_ADMIN_API_KEY")
+    kind, api, admin = _kind(options), _key(API_KEY), _key(ADMIN_KEY)
     return AsyncClient(_url(options), api_key=api, admin_key=admin, server=kind)
 
 

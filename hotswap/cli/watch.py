@@ -20,7 +20,7 @@ from hotswap.cli.output import (
     retries_unsaid,
 )
 from hotswap.cli.state import state_lines, state_object
-from hotswap.logs import one_line
+from hotswap.cli.terminal import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -195,7 +195,7 @@ def _cell(text: str) -> Text:
     """``text`` as it is: none of it is markup."""
     from rich.text import Text
 
-    return Text(one_line(text))
+    return Text(for_terminal(text))
 
 
 def _ms(value: float | None) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,7 +61,25 @@ def test_state_update_state(b: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"model      {b}" in shown
     assert "step       2" in shown
     assert main(["update", str(b), "--fenced", "--no-flush-cache"]) == 0
-    assert capsys.readouterr().out.startswith("version 7 is live: 21 tensors, 0.5 MB, staged ")
+    kept = "new weights are live, still labelled 7: 21 tensors, 0.5 MB, staged "
+    assert capsys.readouterr().out.startswith(kept)
+
+
+def test_an_update_of_a_server_that_stays_paused(
+    server: ServerProcess, b: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(server.base_url) as client, client.paused("retract"):
+        assert main(["update", str(b), "--weight-version", "held"]) == 6
+        told = capsys.readouterr().out
+        assert told.startswith("version held is loaded: 21 tensors, ")
+        assert "; the server is still paused (retract): continue with curl -X POST " in told
+        assert as_json(capsys, "push", str(b), code=6)["gate"] == "retract"
+        command = shlex.split(told.partition("continue with ")[2])
+        ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True)
+        assert json.loads(ran.stdout)["status"] == "ok"
+        assert client.state().gate is None
+    assert main(["push", str(b)]) == 0
+    assert capsys.readouterr().out.startswith("new weights are live, still labelled held: ")
 
 
 def test_an_update_that_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +107,7 @@ def test_watch_tells_of_updates_that_went_before(
 
 @pytest.mark.parametrize(
     ("command", "wanted"),
-    [(("watch", "--times", "2", "--every-s", "0.3"), b"last updates"), (("update",), b"is live")],
+    [(("watch", "--times", "2", "--every-s", "0.3"), b"last updates"), (("update",), b"are live")],
     ids=["watch", "update"],
 )
 def test_on_a_terminal(command: tuple[str, ...], wanted: bytes, b: Path) -> None:

@@ -26,8 +26,8 @@ from tests.unit.answering import Answer, answering
 from tests.unit.client.script import status
 
 Capture = pytest.CaptureFixture[str]
-ESCAPES = "\x1b[2J\x1b]0;title\x07\u2028[/red]"
-SHOWN = r"\x1b[2J\x1b]0;title\x07\u2028[/red]"
+ESCAPES = "\x1b[2J\x1b]0;title\x07\u2028\u202egpj\u2066\u200b\ufeff\U000e0041[/red]"
+SHOWN = r"\x1b[2J\x1b]0;title\x07\u2028\u202egpj\u2066\u200b\ufeff\U000e0041[/red]"
 TRUTH = json.loads(status().body)
 
 
@@ -95,6 +95,93 @@ def test_the_code_of_what_answers_in_a_servers_place(
             else:
                 assert shown[-1]["error"]["exit_code"] == code
                 assert shown[-1]["error"]["weights"] == "untouched"
+
+
+def after_an_update(**lies: object) -> Callable[[str], Answer]:
+    """The state is ``lies`` once an update is done."""
+    done = list[bool]()
+
+    def answer(path: str) -> Answer:
+        if path.startswith(("/update", "/hotswap/v1/push")):
+            done.append(True)
+            return 200, {}, b'{"success": true, "weight_version": "7", "tensors_loaded": 21}'
+        return lying(**lies)(path) if done else (200, {}, json.dumps(TRUTH).encode())
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("lies", "code", "said"),
+    [
+        ({"facts": {"gate": None, "weights": "whole"}}, 0, "version 7 is live: 21 tensors, 0.0 MB"),
+        (
+            {"facts": {"gate": "abort", "weights": "whole"}},
+            6,
+            "is loaded: 21 tensors, 0.0 MB; the server is still paused (abort): continue with ",
+        ),
+        (
+            {"state": "sleeping", "facts": {"weights": "whole"}},
+            6,
+            "; the server still sleeps: wake",
+        ),
+        ({"facts": {"weights": "never_loaded"}}, 4, "; the weights are not whole yet, and nothing"),
+        ({"updates": 3}, 0, "version 7 is live: 21 tensors, 0.0 MB"),
+    ],
+    ids=["live", "paused", "asleep", "in part", "untold"],
+)
+def test_nothing_is_said_to_be_live_that_is_not(
+    lies: dict[str, object], code: int, said: str, checkpoint: Path, capsys: Capture
+) -> None:
+    for command in (["update", "/b"], ["push", str(checkpoint), "--transport", "body"]):
+        with answering(after_an_update(**lies)) as url:
+            assert main([*command, "--weight-version", "7", "--url", url]) == code
+        told = capsys.readouterr().out
+        assert said in told
+        assert ("is live" in told) == (code == 0)
+        with answering(after_an_update(**lies)) as url:
+            assert main([*command, "--url", url, "--json"]) == code
+        assert json.loads(capsys.readouterr().out)["tensors"] == 21
+
+
+def test_the_way_to_continue_names_the_key(
+    checkpoint: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTSWAP_ADMIN_API_KEY", "k3y-of-admin")
+    with answering(after_an_update(facts={"gate": "abort", "weights": "whole"})) as url:
+        assert main(["update", "/b", "--url", url]) == ExitCode.STILL_PAUSED
+    header = '-H "Authorization: Bearer $HOTSWAP_ADMIN_API_KEY"'
+    assert capsys.readouterr().out.endswith(f"curl -X POST {header} {url}/continue_generation\n")
+
+
+def test_a_key_that_is_echoed_is_not_shown(
+    checkpoint: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTSWAP_API_KEY", "k3y-of-api")
+    monkeypatch.setenv("HOTSWAP_ADMIN_API_KEY", "k3y-of-admin")
+    echo = "k3y-of-api k3y-of-admin"
+    for answer in (
+        lying(state=echo, model_path=echo, reasons=[echo], ready=False),
+        always(400, json.dumps({"message": echo}).encode()),
+        always(500, echo.encode()),
+    ):
+        with answering(answer) as url:
+            for command in (["state"], ONE_LOOK, ["update", "/b"], ["push", str(checkpoint)]):
+                main([*command, "--url", url])
+                told = capsys.readouterr()
+                assert told.out + told.err
+                assert "k3y-of-" not in told.out + told.err
+
+
+def test_a_refused_key_names_its_variable(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(always(401, b'{"error": {"message": "no", "code": "unauthorized"}}')) as url:
+        for command in (["state"], ["update", "/b"], ONE_LOOK):
+            assert main([*command, "--url", url]) == ExitCode.FAILED
+            told = capsys.readouterr()
+            assert "no key was sent: " in told.out + told.err
+            assert "HOTSWAP_API_KEY, HOTSWAP_ADMIN_API_KEY" in told.out + told.err
+        monkeypatch.setenv("HOTSWAP_API_KEY", "k3y-of-api")
+        assert main(["state", "--url", url]) == ExitCode.FAILED
+        assert "that was sent (at the terminal HOTSWAP_API_KEY)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["state"], ONE_LOOK])
@@ -183,7 +270,7 @@ def test_a_push_shows_how_far_it_is(
     with answering(answer) as url:
         command = ["push", str(checkpoint), "--transport", "body", "--url", url]
         assert main(command) == ExitCode.DONE
-    assert capsys.readouterr().out.startswith("version 7 is live: 21 tensors")
+    assert capsys.readouterr().out.startswith("new weights are live, still labelled 7: 21 tensors")
     assert "waiting for the server" in terminal.getvalue()
     assert "staging" in terminal.getvalue()
     assert "1.0/2.0 MB" in terminal.getvalue()

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hotswap.cli.board import Board
+from hotswap.cli.outcome import line_of
 from hotswap.cli.state import state_lines, state_object
-from hotswap.cli.update import line_of
 from hotswap.cli.watch import screen
 from hotswap.client import ServerEvent, ServerState, Transport, UpdateResult, commands
 from hotswap.client.effects import Reply, Steps
