@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -101,6 +102,68 @@ def hotswap_changed(change):
     told["changes"] = told.get("changes", 0) + 1
 '''
 
+EXITS = """
+import asyncio
+import sys
+
+from starlette.responses import StreamingResponse
+
+from hotswap import Kind, KindedRoute
+
+hotswap_api_version = 1
+
+
+def end(how):
+    if how == "exit":
+        sys.exit(3)
+    raise asyncio.CancelledError if how == "cancelled" else KeyboardInterrupt
+
+
+class Strategy:
+    def open(self, update, placement):
+        end(update.source)
+
+
+class Collector:
+    def collect(self):
+        end("exit")
+
+
+async def waits(request):
+    end(request.path_params["how"])
+
+
+def blocks(request):
+    end(request.path_params["how"])
+
+
+async def streams(request):
+    async def pieces():
+        yield b"begun"
+        end(request.path_params["how"])
+
+    return StreamingResponse(pieces())
+
+
+def hotswap_strategies():
+    return {"exits": lambda values: Strategy()}
+
+
+def hotswap_metrics():
+    return [Collector()]
+
+
+def hotswap_routes():
+    return [
+        KindedRoute(f"/exits/{one.__name__}/{{how}}", one, kind=Kind.OPEN, methods=["GET"])
+        for one in (waits, blocks, streams)
+    ]
+
+
+def hotswap_changed(change):
+    end("exit")
+"""
+
 REFUSED = """
 from hotswap import Kind, KindedRoute
 
@@ -133,11 +196,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     folder.mkdir()
     install(folder, "hotswap-toy", EVERYTHING)
+    install(folder, "hotswap-exits", EXITS)
     install(folder, "hotswap-greedy", REFUSED)
     install(folder, "hotswap-npz", from_the_page("file").code)
     monkeypatch.syspath_prepend(folder)
     yield folder
-    for module in ("hotswap_toy", "hotswap_greedy", "hotswap_npz"):
+    for module in ("hotswap_toy", "hotswap_exits", "hotswap_greedy", "hotswap_npz"):
         sys.modules.pop(module, None)
 
 
@@ -154,6 +218,7 @@ def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks
         assert not [name for name in before["engine"] if "key" in name]
         prompt = {"text": "hello", "sampling_params": {"max_new_tokens": 4}}
         first = client.post("/generate", json=prompt).json()
+        assert_goes_on_whatever_exits(client)
 
         update = {"model_path": str(b), "strategy": "toy", "weight_version": "2"}
         done = client.post("/update_weights_from_disk", json=update).json()
@@ -164,7 +229,7 @@ def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks
         assert second["meta_info"]["weight_version"] == "2"
         assert second["output_ids"] != first["output_ids"]
         after = client.get("/toy/levels").json()
-        assert after["read"] == [[b.name, "2"]]
+        assert after["read"][-1] == [b.name, "2"]
         assert after["changes"] > before.get("changes", 0)
         shown = client.get("/metrics").text
         assert "toy_opened_total 1.0" in shown
@@ -178,6 +243,22 @@ def test_a_plugin_brings_engine_strategy_flag_variable_endpoint_metric_and_hooks
         assert_used_as_the_page_says(server, b, tmp_path / "step-8.npz")
     reason = "hotswap-greedy 1.0 (hotswap_greedy): route '/health' belongs to hotswap itself"
     assert f"plug-in refused: {reason}" in server.log
+
+
+def assert_goes_on_whatever_exits(client: httpx.Client) -> None:
+    for how in ("exit", "cancelled", "interrupted"):
+        for kind in ("waits", "blocks"):
+            reply = client.get(f"/exits/{kind}/{how}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+            assert "of the plug-in hotswap-exits failed" in reply.text
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.get(f"/exits/streams/{how}")
+        update = {"model_path": how, "strategy": "exits"}
+        refused = client.post("/update_weights_from_disk", json=update)
+        assert (refused.status_code, refused.json()["success"]) == (400, False)
+        assert refused.headers["x-hotswap-error"] == "UpdateRejected"
+    assert "toy_opened_total" in client.get("/metrics").text
+    assert client.get("/status").json()["weights"]["weight_update_count"] == 0
 
 
 def test_both_are_listed(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
