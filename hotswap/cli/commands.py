@@ -277,6 +277,10 @@ COMMANDS: tuple[CliCommand, ...] = (
                 help="write the version into the files, or keep deltas beside them for hotswap's "
                 "readers to apply",
             ),
+            Flag(
+                name="--check",
+                help="read all of the local checkpoint first, and make it anew when it is damaged",
+            ),
             _THREADS,
             _LOCK,
             Flag(

@@ -38,6 +38,7 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
                 pre_read=pre_read,
                 progress=progress,
                 keep=Keep(options.local_checkpoint),
+                check=options.check,
             )
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
         return fail("pull", error, as_json=options.json)

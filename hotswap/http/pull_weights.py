@@ -26,13 +26,15 @@ _MAX_VERSION = 10**18 - 1
 
 class PullBody(msgspec.Struct, frozen=True, kw_only=True):
     """``/pull_weights``: bring ``local_checkpoint_dir`` to version ``target_version`` of the
-    versions below ``source_dir``; 0 is the checkpoint that the server was started with."""
+    versions below ``source_dir``; 0 is the checkpoint that the server was started with.
+    ``check``: read all of the directory first, and make it anew when it is damaged."""
 
     local_checkpoint_dir: str
     source_dir: str
     target_version: Annotated[int, Meta(ge=0, le=_MAX_VERSION)]
+    check: bool = False
 
-    def check(self) -> None:
+    def check_directories(self) -> None:
         """Raises: RequestInvalid for what can be no directory, nor a URL where one may be."""
         if is_url(self.local_checkpoint_dir):
             raise RequestInvalid("local_checkpoint_dir is a URL, wanted a directory of the server")
@@ -48,9 +50,13 @@ async def pull_weights(request: Request) -> Response:
     """Bring a local checkpoint to a published version; the live weights stay what they are."""
     serving = served(request)
     body = await arguments(request, PullBody, limit_bytes=serving.settings.max_http_request_bytes)
-    body.check()
+    body.check_directories()
     pull = partial(
-        serving.puller.pull, body.local_checkpoint_dir, body.source_dir, body.target_version
+        serving.puller.pull,
+        body.local_checkpoint_dir,
+        body.source_dir,
+        body.target_version,
+        check=body.check,
     )
     return Json(_shown(await until_disconnect(request.receive, pull)))
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from hotswap.pulls.guarded import CopyGuard, Damaged
 from hotswap.pulls.log_changes import LogChanges
 from hotswap.sparse.origin import Origin
 from hotswap.stream.apply import fold
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
 from hotswap.stream.lock import reading
-from hotswap.stream.log import has_log, holding_in
+from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
 from hotswap.stream.state import Reserved
+from hotswap.stream.suspect import damage_found
 from hotswap.types import TensorSpec
 from hotswap.weights.checkpoint import Checkpoint
 from hotswap.weights.file_tensor import FileTensor
@@ -30,13 +33,17 @@ __all__ = ["LoggedTensor", "held_checkpoint", "lay_log_over"]
 
 
 class LoggedTensor:
-    """A tensor of a file with the deltas of an open log on it; a ``Readable``."""
+    """A tensor of a file with the deltas of an open log on it; a ``Readable``.
 
-    __slots__ = ("_file", "_log")
+    ``damaged`` makes the error for one that is not what its checksum says.
+    """
 
-    def __init__(self, file: FileTensor, log: OpenLog) -> None:
+    __slots__ = ("_damaged", "_file", "_log")
+
+    def __init__(self, file: FileTensor, log: OpenLog, *, damaged: Damaged) -> None:
         self._file = file
         self._log = log
+        self._damaged = damaged
 
     def __repr__(self) -> str:
         return f"<LoggedTensor {self._file!r}>"
@@ -49,18 +56,18 @@ class LoggedTensor:
     def read_into(self, out: torch.Tensor) -> None:
         """Fill ``out`` (contiguous, CPU, of ``spec``), verified. Any thread; opens nothing.
 
-        Raises: as ``FileTensor.read_into``, OSError also when the bytes are others than published.
+        Raises: as ``FileTensor.read_into``; LocalDamaged when the bytes are others than published.
         """
         self._file.read_into(out)
         content = out.detach().as_strided((out.numel(),), (1,)).view(torch.uint8).numpy()
         try:
             whole = fold(content, self._log.deltas(self.spec.name)) is not None
         except (DeltaDamaged, LocalDamaged) as error:
-            raise OSError(f"tensor {self.spec.name!r}: {error}") from error
+            raise self._damaged(f"tensor {self.spec.name!r}: {error}") from error
         if not whole:
-            raise OSError(
+            raise self._damaged(
                 f"tensor {self.spec.name!r}: the file and the versions in the log beside it do not "
-                "give the bytes that were published; remove the local checkpoint and pull again"
+                "give the bytes that were published"
             )
 
 
@@ -81,15 +88,29 @@ def held_checkpoint(
         yield checkpoint
 
 
-def lay_log_over(checkpoint: Checkpoint, *, allowed: Allowed | None) -> None:
-    """Let ``checkpoint`` deliver what its directory holds, and not only what its files are.
+def lay_log_over(
+    checkpoint: Checkpoint, *, allowed: Allowed | None, pulls_first: bool = False
+) -> None:
+    """Let ``checkpoint`` deliver what its directory holds: not only what its files are, and no
+    tensor that is not the one that a pull recorded.
 
-    Blocks; only while the directory's lock is held. Raises: LocalDamaged, OSError.
+    Blocks; only while the directory's lock is held. ``pulls_first`` as of ``damage_found``. A
+    directory that no pull keeps is delivered as it is. Raises: LocalDamaged, OSError.
     """
     directory = Path(checkpoint.path)
-    held = holding_in(directory) if has_log(directory) else None
+    held = holding_in(directory)
     if held is None:
         return
+    damaged = partial(damage_found, directory, pulls_first=pulls_first)
+    if held.log is not None:
+        _lay_over(checkpoint, held, allowed, damaged)
+    checkpoint.before_bucket = CopyGuard(held.plain.tensors, damaged=damaged).check
+
+
+def _lay_over(
+    checkpoint: Checkpoint, held: Holding, allowed: Allowed | None, damaged: Damaged
+) -> None:
+    directory = Path(checkpoint.path)
     lengths = {spec.name: spec.size_bytes for spec in checkpoint.manifest.tensors}
     log = OpenLog(held, lengths, paths=Reserved(directory), allowed=allowed)
     try:
@@ -99,7 +120,7 @@ def lay_log_over(checkpoint: Checkpoint, *, allowed: Allowed | None) -> None:
             payload = payloads[name]
             if not isinstance(payload, FileTensor):
                 raise LocalDamaged(f"{directory}: has a log, and no safetensors; pull again")
-            over[name] = LoggedTensor(payload, log)
+            over[name] = LoggedTensor(payload, log, damaged=damaged)
     except BaseException:
         log.close()
         raise

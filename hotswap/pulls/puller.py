@@ -61,6 +61,7 @@ class _Key:
     local: str
     source: str
     target: int
+    check: bool
 
 
 class Puller:
@@ -160,16 +161,18 @@ class Puller:
         except OSError:
             return False
 
-    async def pull(self, local: str, source: str, target: int) -> PullReport:
-        """Bring ``local`` to version ``target`` of ``source``.
+    async def pull(
+        self, local: str, source: str, target: int, *, check: bool = False
+    ) -> PullReport:
+        """Bring ``local`` to version ``target`` of ``source``; ``check`` as of ``stream.pull``.
 
-        One that waits for another of the same three takes its result. Cancelled while it
+        One that waits for another of the same four takes its result. Cancelled while it
         waits it does nothing; cancelled later it ends first. ``source`` may be a URL below a
         root that is one. Raises: StreamError, Busy.
         """
         self._source(source, target)  # before anybody hears of a URL that brings a password
         self._begun, self._newest = self._begun + 1, next(self._numbers)
-        key = _Key(local, source, target)
+        key = _Key(local, source, target, check)
         news = PullNews(number=self._newest, local=local, source=source, target=target)
         began = time.perf_counter()
         self._tell(news)
@@ -224,6 +227,7 @@ class Puller:
             give_way=True,
             patches=PATCHES,
             keep=self._keep,
+            check=key.check,
         )
 
     def _source(self, source: str | Path | Objects, target: int) -> Place:

@@ -11,6 +11,7 @@ from hotswap.stream.place import real_name
 from hotswap.stream.places import Places
 from hotswap.stream.source import Source
 from hotswap.stream.state import Reserved, State
+from hotswap.stream.suspect import is_suspect
 
 __all__ = ["is_applied"]
 
@@ -31,10 +32,11 @@ def is_applied(
     """
     paths = Reserved(places.local)
     held = holding_in(places.local)
-    if held is None or paths.is_pending or held.state.number != target:
+    if held is None or paths.is_pending or is_suspect(paths, held):
         return False
     state = held.state
-    if state.base_checkpoint_dir != os.path.realpath(places.base):
+    made_of = state.number, state.base_checkpoint_dir
+    if made_of != (target, os.path.realpath(places.base)):
         return False
     if base_digest not in (None, state.base_digest):
         return False

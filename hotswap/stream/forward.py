@@ -13,6 +13,7 @@ from hotswap.stream.append import append
 from hotswap.stream.apply import grouped
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
+from hotswap.stream.copy_check import refuse_damage
 from hotswap.stream.errors import LocalDamaged, SourceNotReady, StreamError
 from hotswap.stream.in_files import OpenLocal, write_in_place
 from hotswap.stream.job import Job, read_unchanged
@@ -23,6 +24,7 @@ from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.source import Source
 from hotswap.stream.state import State
 from hotswap.stream.stored import StoredTensors
+from hotswap.stream.suspect import clear_suspicion, is_suspect
 
 __all__ = ["bring_forward"]
 
@@ -35,7 +37,8 @@ def bring_forward(job: Job) -> PullReport:
     Versions that are too large to be in memory together are folded in several steps, each of
     which leaves a whole version.
     """
-    report = _step(job)
+    report = _step(job, check=job.check)
+    clear_suspicion(job.local.paths, job.local.disk)
     while report.version != job.target:
         later = _step(job)
         if later.version <= report.version:
@@ -59,7 +62,7 @@ def _together(first: PullReport, later: PullReport) -> PullReport:
     )
 
 
-def _step(job: Job) -> PullReport:
+def _step(job: Job, *, check: bool = False) -> PullReport:
     recovered = job.local.recover()
     held = job.local.held
     if held is None:
@@ -69,7 +72,7 @@ def _step(job: Job) -> PullReport:
     if reason is not None:
         return new_copy(job, reason)
     try:
-        report = _in_place(job, held, recovered)
+        report = _in_place(job, held, recovered, check=check or is_suspect(job.local.paths, held))
     except LocalDamaged as error:
         _log.warning("%s; it is seeded again", error)
         return _mended(job, str(error))
@@ -138,13 +141,15 @@ def _published(job: Job, state: State) -> str | None:
         return None
 
 
-def _in_place(job: Job, held: Holding, recovered: bool) -> PullReport | None:
+def _in_place(job: Job, held: Holding, recovered: bool, *, check: bool) -> PullReport | None:
     """None when the way to the target does not lead over what is applied."""
     state, local, allowed = held.state, job.local, job.places.local_allowed
     with (
         local.open(held.plain, allowed=allowed) as stored,
         local.open_log(held, stored, allowed=allowed) as log,
     ):
+        if check:
+            refuse_damage(stored, log, state, pool=local.pool, tally=local.tally)
         source = job.source(state.tensors)
         chain = Chain(start=state.number, deltas=())
         if job.target != state.number:

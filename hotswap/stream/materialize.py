@@ -18,6 +18,7 @@ from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.pull import pull_threads
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.state import Reserved
+from hotswap.stream.suspect import damage_found
 from hotswap.weights.roots import Allowed
 
 __all__ = ["materialize"]
@@ -61,7 +62,11 @@ def materialize(
                     f"{directory}: nothing that is to be trusted says what it holds; pull into it"
                 )
             if held.log is not None:
-                _write(local, held, allowed, patches)
+                try:
+                    _write(local, held, allowed, patches)
+                except LocalDamaged as error:
+                    told = damage_found(directory, str(error), pulls_first=False)
+                    raise told from error
     report = _report(local, held, recovered)
     _log.info("%s: %s", directory, report)
     return report

@@ -30,6 +30,7 @@ from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.report import Keep, PullMode, PullReport
 from hotswap.stream.strangers import own_text
+from hotswap.stream.suspect import is_suspect
 from hotswap.weights.roots import Allowed
 
 __all__ = ["pull", "pull_threads"]
@@ -56,6 +57,7 @@ def pull(
     patches: PatchCache | None = None,
     keep: Keep = Keep.FILES,
     limits: LogLimits | None = None,
+    check: bool = False,
 ) -> PullReport:
     """Bring ``local_checkpoint_dir`` to ``target_version``; a no-op when it is there.
 
@@ -67,6 +69,8 @@ def pull(
     ``give_way``: the threads are nicer than the rest of the process, as beside serving.
     ``patches`` gets what a pull in place changed, for live weights that are at where it began.
     ``keep``: whether deltas go into the files, or into a log beside them, within ``limits``.
+    ``check``: read all of a copy first, also one that is at the target, and make one anew in
+    which a tensor is not what the last pull left; without it what no delta changes is not read.
 
     Raises: StreamError, whose class says what is wrong and whose ``local_version`` says
     which whole version the directory still holds.
@@ -92,6 +96,7 @@ def pull(
             base_digest=base_digest,
             patches=patches,
             limits=(limits or LogLimits()) if keep is Keep.LOG else None,
+            check=check,
         )
         with job.local.alone(timeout_s=lock_timeout_s) as before:
             report = _done_meanwhile(job, before) or bring_forward(job)
@@ -122,6 +127,8 @@ def _done_meanwhile(job: Job, before: str | None) -> PullReport | None:
     paths = job.local.paths
     held = holding_of(paths, own_text(paths))
     if held is None or held.digest == before or paths.is_pending or job.is_to_fold(held):
+        return None
+    if job.check or is_suspect(paths, held):
         return None
     state = held.state
     source = job.source_path if job.target else None

@@ -4,7 +4,7 @@ A superset of what slime's receiver writes (``version``). Written through a temp
 file and renamed, once everything that it speaks of is durable.
 
 Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
-``journal``, ``incoming/``, ``log.json``, ``log/`` and their ``*.tmp``.
+``journal``, ``incoming/``, ``log.json``, ``log/``, ``suspect`` and their ``*.tmp``.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ class Reserved:
     def log(self) -> Path:
         """Those versions' blobs."""
         return self.home / "log"
+
+    @property
+    def suspect(self) -> Path:
+        """There when a reader has found damage."""
+        return self.home / "suspect"
 
     @property
     def is_pending(self) -> bool:

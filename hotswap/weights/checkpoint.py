@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -55,12 +55,14 @@ class Checkpoint(Closing):
 
         ``origin`` is which bytes these are (a ``hotswap.sparse.Origin``), and ``changes`` how
         they came about (a ``hotswap.sparse.staging.Changes``), for who opens one to say that
-        knows; None at first.
+        knows; None at first. So is ``before_bucket``, which looks at each bucket before it is
+        delivered, and raises for one that is not to be.
         """
         self.path = path
         self.files: tuple[OpenFile, ...] = tuple(files)
         self.origin: object | None = None
         self.changes: object | None = None
+        self.before_bucket: Callable[[Bucket], None] | None = None
         self._payloads = dict(payloads)
         self._resources = resources
         self._manifest = manifest
@@ -119,7 +121,16 @@ class Checkpoint(Closing):
         return self._manifest
 
     def buckets(self) -> Iterator[Bucket]:
-        """Every tensor once, in file order, about 256 MiB a bucket. Opens nothing."""
+        """Every tensor once, in file order, about 256 MiB a bucket. Opens nothing.
+
+        Raises: what ``before_bucket`` does.
+        """
+        for bucket in self._in_order():
+            if self.before_bucket is not None:
+                self.before_bucket(bucket)
+            yield bucket
+
+    def _in_order(self) -> Iterator[Bucket]:
         bucket: list[tuple[str, Payload]] = []
         held_bytes = 0
         for name, payload in self._payloads.items():

@@ -44,7 +44,7 @@ class DeltaPullStrategy:
     def __init__(self, puller: Puller, *, roots: Roots | None) -> None:
         self.puller: Puller = puller
         self._roots = roots
-        self._disk = DiskStrategy(allowed=roots)
+        self._disk = DiskStrategy(allowed=roots, pulls_first=True)
 
     @classmethod
     def from_options(cls, values: Mapping[str, object]) -> Self:

@@ -34,11 +34,13 @@ class DiskStrategy:
     """Reads ``update.source``, a directory that this process can read.
 
     ``allowed`` judges the real path of the directory and of every file in it, and is
-    called on a worker thread; None allows any place.
+    called on a worker thread; None allows any place. ``pulls_first``: whoever uses it pulls what
+    the last update found damaged, so that the same update may succeed later.
     """
 
-    def __init__(self, *, allowed: Allowed | None = None) -> None:
+    def __init__(self, *, allowed: Allowed | None = None, pulls_first: bool = False) -> None:
         self.allowed = allowed
+        self._pulls_first = pulls_first
 
     @classmethod
     def from_options(cls, values: Mapping[str, object]) -> Self:
@@ -60,7 +62,7 @@ class DiskStrategy:
 
         Raises: UpdateRejected when it is no whole checkpoint, or outside the roots.
         """
-        opening = _Opening(update.source, self.allowed)
+        opening = _Opening(update.source, self.allowed, pulls_first=self._pulls_first)
         try:
             try:
                 checkpoint = await anyio.to_thread.run_sync(opening.run, limiter=own_threads())
@@ -81,9 +83,10 @@ class _Opening:
     A task cancelled by asyncio itself leaves its worker thread running.
     """
 
-    def __init__(self, source: str, allowed: Allowed | None) -> None:
+    def __init__(self, source: str, allowed: Allowed | None, *, pulls_first: bool) -> None:
         self._source = source
         self._allowed = allowed
+        self._pulls_first = pulls_first
         self._lock = threading.Lock()
         self._closed = False
         self._held = ExitStack()
@@ -99,7 +102,7 @@ class _Opening:
             # As opened, and while no pull changes it: what is known of the live weights later.
             checkpoint.origin = origin_of(checkpoint.path, checkpoint.files)
             # What pulls have put beside the files belongs to it.
-            lay_log_over(checkpoint, allowed=self._allowed)
+            lay_log_over(checkpoint, allowed=self._allowed, pulls_first=self._pulls_first)
             with self._lock:
                 if not self._closed:
                     self._held = stack.pop_all()

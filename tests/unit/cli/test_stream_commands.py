@@ -246,6 +246,12 @@ def test_verify_a_local_checkpoint(tmp_path: Path, capsys: Capture) -> None:
     assert (len(seen["faults"]), seen["checks"]) == (1, len(before))
     assert seen["faults"][0]["kind"] == "LocalDamaged"
     assert seen["faults"][0]["tensor"] in before
+    # What it advises: the same pull looks at nothing, and with --check it does.
+    assert "pull the version again with --check" in seen["faults"][0]["message"]
+    assert shown(capsys, *pulling(local, 3))["mode"] == "noop"
+    assert shown(capsys, *pulling(local, 3), "--check")["mode"] == "reseed"
+    assert contents_of(local) == before
+    assert shown(capsys, "verify", local)["faults"] == []
     (local / ".weight_sync" / "journal").write_bytes(b"cut short")
     assert shown(capsys, "verify", local, code=3)["error"]["class"] == "PullPending"
 

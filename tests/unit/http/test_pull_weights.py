@@ -366,3 +366,17 @@ async def test_an_update_without_a_strategy_takes_the_server_s(serve: Callable[.
             )
             assert status == 200
             assert serving.commands.received[-1].strategy == strategy
+
+
+async def test_a_copy_is_read_when_that_is_asked_for(serving: Any, stream: Stream) -> None:
+    await serving.json("POST", PULL, json=asked(stream, 2))
+    path = stream.local / "model-00001-of-00002.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    _, body = await serving.json("POST", PULL, json=asked(stream, 2))
+    assert body["mode"] == "noop"
+    _, body = await serving.json("POST", PULL, json=asked(stream, 2, check=True))
+    assert (body["success"], body["mode"]) == (True, "reseed")
+    assert "has the checksum" in body["reason"]
+    assert contents_of(stream.local) == stream.at(2)

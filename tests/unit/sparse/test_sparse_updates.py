@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from hotswap.errors import UpdateFailed, UpdateRejected, UpdateRolledBack
 from hotswap.sparse.cache import PATCHES
 from hotswap.state import State
+from hotswap.stream import LocalDamaged
 from hotswap.testing.tiny_modules import TinyModel
 from hotswap.types import LoadMode, Scope
 from tests.tiers import mostly_long
@@ -286,7 +287,7 @@ async def test_after_anything_else_all_is_loaded_once_and_then_it_is_sparse_agai
         served.assert_serves(trainer.states[-1])
 
 
-async def test_what_is_edited_after_the_pull_is_loaded(tmp_path: Path) -> None:
+async def test_what_is_edited_after_the_pull_is_not_loaded(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, state_of(1))
     async with Served(trainer, tmp_path) as served:
         await served.pull(0)
@@ -294,8 +295,12 @@ async def test_what_is_edited_after_the_pull_is_loaded(tmp_path: Path) -> None:
         await served.pull(trainer.publish())
         edited = {**trainer.states[1], "mean": torch.ones(4)}
         save_file(edited, served.local / "model.safetensors")
+        with pytest.raises(LocalDamaged, match="tensor 'mean' has the checksum"):
+            await served.load()
+        served.assert_serves(trainer.states[0])
+        await served.pull(1)
         assert (await served.load()).commit_mode == "full"
-        served.assert_serves(edited)
+        served.assert_serves(trainer.states[1])
 
 
 async def test_a_restart_knows_nothing(tmp_path: Path) -> None:
