@@ -22,7 +22,7 @@ from starlette.responses import Response
 from hotswap.errors import UpdateRejected
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import RequestInvalid, ShuttingDown
-from hotswap.http.json_body import converted, named_values
+from hotswap.http.json_body import converted, read_body, values_of
 from hotswap.http.push_bodies import Labelled, UpdateId
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind, KindedRoute
@@ -35,10 +35,11 @@ from hotswap.push import (
     Incoming,
     Natural,
     Nonce,
+    SharedPush,
     StreamedPush,
 )
 from hotswap.types import LoadMode, Scope
-from hotswap.uninterrupted import own_threads, uninterrupted
+from hotswap.uninterrupted import on_worker_thread, own_threads, uninterrupted
 from hotswap.wire import Pushed, push_update
 
 __all__ = ["PushBody", "push", "push_route"]
@@ -109,10 +110,9 @@ async def push(request: Request) -> Response:
 
 
 async def _described(request: Request, serving: Served) -> Response:
-    values = await named_values(request, limit_bytes=MAX_DESCRIPTION_BYTES)
-    body = converted(values, PushBody)
-    described = body.description()
-    pushed = await anyio.to_thread.run_sync(described.push, limiter=own_threads())
+    text = await read_body(request.receive, limit_bytes=MAX_DESCRIPTION_BYTES)
+    # The names of ten thousand tensors take half a second to read.
+    body, pushed = await on_worker_thread(_understood, request, text)
     mode = LoadMode(serving.settings.load_mode)
     try:
         work = partial(_pushed, serving, body, pushed, len(pushed), mode)
@@ -120,6 +120,11 @@ async def _described(request: Request, serving: Served) -> Response:
     finally:
         release = anyio.to_thread.run_sync(pushed.release, limiter=own_threads())
         await uninterrupted(release)
+
+
+def _understood(request: Request, text: bytes) -> tuple[PushBody, SharedPush]:
+    body = converted(values_of(request, text), PushBody)
+    return body, body.description().push()
 
 
 async def _pushed(

@@ -62,6 +62,14 @@ class Memory(Closing):
             raise ValueError(f"{self} has no pages; touch it before it is closed")
         self._bytes.zero_()
 
+    def give_back(self, offset: int, size_bytes: int) -> None:
+        """Give the whole pages among these bytes back now: they are zeros from then on, and cost
+        nothing. Any thread; nobody may be writing to them."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._mapping is not None and end > start:
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def close(self) -> None:
         """Give the memory back. Idempotent; nothing may be writing to it."""
         mapping, self._mapping, self._bytes = self._mapping, None, None

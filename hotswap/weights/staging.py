@@ -41,6 +41,7 @@ class Staging:
         trim_heap()
         self._memory = Memory(sum(_aligned(spec.size_bytes) for spec in specs))
         self._used_bytes = 0
+        self._offsets: dict[str, int] = {}
         self.tensors: dict[str, torch.Tensor] = {}
 
     def __repr__(self) -> str:
@@ -52,6 +53,7 @@ class Staging:
         Cancelled between pieces. Raises: whatever a source raises.
         """
         for name, _ in bucket:
+            self._offsets[name] = self._used_bytes
             self.tensors[name] = self._allocate(specs[name])
         await run_jobs(bucket_jobs((self.tensors[name], payload, ()) for name, payload in bucket))
 
@@ -67,9 +69,10 @@ class Staging:
         return found
 
     def forget(self, names: Iterable[str]) -> None:
-        """Deliver these no more; their memory goes with the rest."""
+        """Deliver these no more. Their memory goes back at once."""
         for name in names:
-            del self.tensors[name]
+            tensor = self.tensors.pop(name)
+            self._memory.give_back(self._offsets[name], tensor.nbytes)
 
     def close(self) -> None:
         """Give everything back to the system. Idempotent."""

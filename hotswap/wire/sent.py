@@ -99,6 +99,9 @@ class SentTensor:
                 f"{self.offset_bytes + self.span_bytes}, and its storage has "
                 f"{self.storage.size_bytes}"
             )
+        # torch multiplies the sizes of a tensor without elements too.
+        if math.prod(n for n in self.shape if n) * self.dtype.itemsize > _MAX:
+            raise PayloadRefused(f"{self}: its sizes multiply to more than 2^63 bytes")
 
     def __str__(self) -> str:
         shape, strides = list(self.shape), list(self.strides)

@@ -13,6 +13,7 @@ import anyio.to_thread
 import pytest
 import torch
 
+from hotswap.testing.holdings import resident_bytes
 from hotswap.testing.module_engine import HeldPieces, HeldTensor
 from hotswap.types import TensorSpec
 from hotswap.weights.staging import MAX_WORKERS, Staging, run_jobs
@@ -46,6 +47,18 @@ async def test_unequal_names_are_found_and_copies_forgotten() -> None:
     assert await staging.unequal("a", ["b", "c"]) == ["c"]
     staging.forget(["b"])
     assert set(staging.tensors) == {"a", "c"}
+    staging.close()
+
+
+async def test_what_is_forgotten_gives_its_memory_back_and_nothing_else() -> None:
+    count = 2**20
+    specs = {name: spec(name, count, dtype=torch.float32) for name in "abc"}
+    staging = Staging(specs.values())
+    await staging.fill([(name, torch.ones(count)) for name in "abc"], specs)
+    before = resident_bytes()
+    staging.forget(["b"])
+    assert before - resident_bytes() > 3.5 * count
+    assert all(tensor.sum() == count for tensor in staging.tensors.values())
     staging.close()
 
 

@@ -137,6 +137,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a stride that overflows": ({"strides": a_tuple(2**62, 2**62)}, "reaches from byte"),
     "a shape that overflows though strides are 0": (
         {"shape": a_tuple(2**62, 2**62), "strides": a_tuple(0, 0)}, "reaches from byte"),
+    "a shape without elements that overflows": (
+        {"shape": a_tuple(0, 2**62, 2**62), "strides": a_tuple(0, 0, 0)}, "multiply"),
     "a negative offset": ({"offset": -1}, "is -1, wanted a number"),
     "a negative size": ({"shape": a_tuple(-2, 3)}, "is -2, wanted a number"),
     "a negative stride": ({"strides": a_tuple(-3, 1)}, "is -3, wanted a number"),
