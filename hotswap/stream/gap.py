@@ -28,7 +28,7 @@ from hotswap.stream.words import Words
 
 __all__ = ["Steps", "decode_gap", "encode_gap", "steps_of"]
 
-_PIECE_BYTES = 2**22
+_PIECE_BYTES = 2**23
 """Compared and hashed together: what was read once is still in the processor's cache.
 
 Shorter ones cost more than they save: threads wait for the interpreter's lock after each step.
@@ -37,11 +37,11 @@ Shorter ones cost more than they save: threads wait for the interpreter's lock a
 _EXACT_BYTES = 2**20
 """Up to here both ways are always written and the shorter one is taken."""
 
-_SAMPLE_BYTES = 2**16
+_SAMPLE_BYTES = 2**15
 _SAMPLES_PER_64 = 2
-_LEAST_SAMPLES = 4
-_SAFE = 0.7
-"""A sample that makes xor this much longer needs no exact comparison."""
+_LEAST_SAMPLES = 8
+_SAFE = 0.85
+"""What xor may be shorter by than its samples say: short frames are rather shorter themselves."""
 
 _SPARSE_SHARE = 16
 _SHORT_GAPS = 512
