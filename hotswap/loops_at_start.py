@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import product
 
 import numpy as np
 
 from hotswap.native import compiled
 from hotswap.sparse.kernel import scatter_words
 from hotswap.stream.gap_layout import GapHead, Sparse
-from hotswap.stream.gap_native import NativeSteps
+from hotswap.stream.gap_native import NativeSteps, NativeTurns
 from hotswap.stream.xor_native import is_worth_it, xor
 
 __all__ = ["load_loops"]
+
+_WIDTHS = (2, 4)
+"""Bytes of the elements that models have."""
 
 _log = logging.getLogger("hotswap.serve")
 
@@ -31,18 +35,20 @@ def load_loops(tensor_bytes: Iterable[int]) -> bool:
     if not is_worth_it(max(tensor_bytes, default=0)):
         return False
     xor(np.zeros(8, np.uint8), np.zeros(8, np.uint8), native=True)
-    for gap_width in (1, 2):
-        NativeSteps(_one_change(gap_width)).apply(np.zeros(8, np.uint8))
+    for width, gap_width in product(_WIDTHS, (1, 2)):
+        change = _one_change(width, gap_width)
+        for steps in (NativeSteps(change), NativeTurns([change])):
+            steps.apply(np.zeros(8, np.uint8))
     nothing = np.empty(0, np.int64)
     compiled(scatter_words)(nothing, np.empty(0, np.uint32), nothing)
     _log.info("what numba compiles for pulls and sparse commits is loaded")
     return True
 
 
-def _one_change(gap_width: int) -> Sparse:
-    """The first element of four, of two bytes each."""
+def _one_change(width: int, gap_width: int) -> Sparse:
+    """The first element of eight bytes of them."""
     return Sparse(
-        head=GapHead(width=2, gap_width=gap_width, elements=4, changed=1),
+        head=GapHead(width=width, gap_width=gap_width, elements=8 // width, changed=1),
         symbols=np.zeros(1, f"<u{gap_width}"),
-        planes=(np.ones(1, np.uint8), np.zeros(1, np.uint8)),
+        values=np.ones(1, f"<u{width}"),
     )

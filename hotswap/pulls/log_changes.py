@@ -16,6 +16,7 @@ from hotswap.sparse.cache import PatchCache
 from hotswap.sparse.origin import Base, Origin
 from hotswap.sparse.recorder import Recorder
 from hotswap.stream.blobs import Delta
+from hotswap.stream.gap_memory import LOGGED
 from hotswap.stream.in_place import InPlace, stage_changes
 from hotswap.stream.log import Holding
 from hotswap.stream.log_files import OpenLog
@@ -84,6 +85,7 @@ class LogChanges:
                 known=self._held.plain.tensors,
                 recorder=recorder,
                 earlier=earlier,
+                memory=LOGGED,
             )
             stage_changes(stored, {name: of for name, of in later.items() if of}, staging)
             recorder.keep(self._origin)

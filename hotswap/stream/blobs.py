@@ -58,6 +58,12 @@ class Blob:
         file.read_at(self.span.offset, memoryview(whole))
         return _delta(self.index, self.name, memoryview(whole), self.checksum)
 
+    def found_in(self, whole: memoryview) -> Delta:
+        """The delta, of its file that was read ``whole``."""
+        begin = self.span.offset
+        blob = whole[begin : begin + self.span.length]
+        return _delta(self.index, self.name, blob, self.checksum)
+
 
 def locate_deltas(
     folder: AnyFolder, index: DeltaIndex, lengths: Mapping[str, int], *, stamped: bool = False

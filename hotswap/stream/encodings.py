@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
 from hotswap.stream.frames import LEVEL, Bytes
-from hotswap.stream.gap import decode_gap, encode_gap, steps_of
+from hotswap.stream.gap import decode_gap, encode_gap, steps_in_turn
 
 __all__ = [
     "Bytes",
@@ -202,7 +202,8 @@ def _apply_gap(blob: memoryview, tensor: Bytes, where: str) -> None:
     if isinstance(change, memoryview):
         _apply_xor(change, tensor, where)
     else:
-        steps_of(change).apply(tensor)
+        for steps in steps_in_turn([change]):
+            steps.apply(tensor)
 
 
 def _overwrite_payload(old: Bytes, new: Bytes) -> memoryview | None:

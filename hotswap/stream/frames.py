@@ -6,6 +6,7 @@ otherwise, or nothing, is refused before memory is taken for it.
 
 from __future__ import annotations
 
+import threading
 from typing import TypeAlias
 
 import numpy as np
@@ -40,13 +41,24 @@ def unpacked(stored: memoryview, size: int, *, compressed: bool, where: str) -> 
     try:
         # The library takes memory for the size that a frame declares, whatever it may be.
         _check(zstandard.get_frame_parameters(stored).content_size, size, where)
-        raw = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        raw = _decompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DeltaDamaged(
             f"{where}: not one zstd frame of {size} bytes ({error}); publish it again"
         ) from error
     _check(len(raw), size, where)
     return np.frombuffer(raw, np.uint8)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """This thread's own: to make one takes longer than to unpack a short stream."""
+    kept: zstandard.ZstdDecompressor | None = getattr(_own, "decompressor", None)
+    if kept is None:
+        kept = _own.decompressor = zstandard.ZstdDecompressor()
+    return kept
+
+
+_own = threading.local()
 
 
 def _check(seen: int, size: int, where: str) -> None:

@@ -6,7 +6,8 @@ tensor is smaller the blob holds that, so that it is never longer by more than i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +23,17 @@ from hotswap.stream.gap_layout import (
     parse_sparse,
     sparse_blob,
 )
-from hotswap.stream.gap_native import NativeSteps, has_native, native_changes, native_symbols
+from hotswap.stream.gap_native import (
+    NativeSteps,
+    NativeTurns,
+    has_native,
+    native_changes,
+    native_symbols,
+)
 from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes, plain_symbols
 from hotswap.stream.words import Words
 
-__all__ = ["Steps", "decode_gap", "encode_gap", "steps_of"]
+__all__ = ["Steps", "decode_gap", "encode_gap", "steps_in_turn", "steps_of"]
 
 _PIECE_BYTES = 2**23
 """Compared and hashed together: what was read once is still in the processor's cache.
@@ -105,9 +112,18 @@ def decode_gap(blob: memoryview, length: int, *, where: str) -> Sparse | memoryv
 
 def steps_of(sparse: Sparse, *, native: bool | None = None) -> Steps:
     """``sparse`` at the beginning of its tensor."""
-    if _is_native(native):
-        return NativeSteps(sparse)
-    return PlainSteps(sparse)
+    return NativeSteps(sparse) if _is_native(native) else PlainSteps(sparse)
+
+
+def steps_in_turn(changes: Sequence[Sparse], *, native: bool | None = None) -> Sequence[Steps]:
+    """``changes`` at the beginning of their tensor, for who asks for no words.
+
+    Pieces are of whole elements.
+    """
+    if not _is_native(native):
+        return [PlainSteps(change, told=False) for change in changes]
+    alike = groupby(changes, key=lambda change: change.head.width)
+    return [NativeTurns(list(of)) for _, of in alike]
 
 
 def _is_native(native: bool | None) -> bool:

@@ -14,9 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotswap.stream.frames import Bytes
-from hotswap.stream.gap_layout import Symbols
+from hotswap.stream.gap_layout import Symbols, Values
 
-__all__ = ["change_piece", "elements_finder", "find_blocks", "find_words", "write_gaps"]
+__all__ = [
+    "change_elements",
+    "change_in_turn",
+    "change_piece",
+    "elements_finder",
+    "find_blocks",
+    "find_words",
+    "write_gaps",
+]
 
 _Eights = NDArray[np.uint64]
 """Eight bytes of a tensor each."""
@@ -166,3 +174,78 @@ def change_piece(
         value += 1
     place[0], place[1], place[2] = symbol, value, element
     return touched
+
+
+def change_elements(
+    symbols: Symbols,
+    values: Values,
+    escape: int,
+    place: NDArray[np.int64],
+    piece: Values,
+    begin: int,
+    words: NDArray[np.int64],
+) -> int:
+    """As ``change_piece``, for a ``piece`` of whole elements, of which it is ``begin`` th on.
+
+    A word begins with it. ``words`` has room for one more than there are.
+    """
+    symbol, value, element = place[0], place[1], place[2] - begin
+    shift = 0
+    while (piece.itemsize << shift) < 8:
+        shift += 1
+    touched, last = 0, -1
+    while symbol < len(symbols):
+        gap = np.int64(symbols[symbol])
+        symbol += 1
+        if gap == escape:
+            element += gap
+            continue
+        element += gap
+        if element >= len(piece):
+            symbol, element = symbol - 1, element - gap
+            break
+        # Unsigned: what may be negative costs a comparison each time.
+        piece[np.uint64(element)] ^= values[np.uint64(value)]
+        word = element >> shift
+        # Written down in any case and counted if it is another: a branch would be guessed wrong.
+        words[np.uint64(touched)] = word
+        touched += word != last
+        last = word
+        element += 1
+        value += 1
+    place[0], place[1], place[2] = symbol, value, element + begin
+    return touched
+
+
+def change_in_turn(
+    symbols: Symbols,
+    values: Values,
+    ends: NDArray[np.int64],
+    escapes: NDArray[np.int64],
+    places: NDArray[np.int64],
+    piece: Values,
+    begin: int,
+) -> None:
+    """As ``change_elements`` with several changes, one after the other, telling no words.
+
+    Their ``symbols`` and ``values`` follow one another; ``ends`` [changes] says where each one's
+    symbols end. ``places`` [changes x 3] count from the first of all.
+    """
+    for change in range(len(ends)):
+        symbol, value = places[change, 0], places[change, 1]
+        element, end, escape = places[change, 2] - begin, ends[change], escapes[change]
+        while symbol < end:
+            gap = np.int64(symbols[np.uint64(symbol)])
+            if gap == escape:
+                element += gap
+                symbol += 1
+                continue
+            if element + gap >= len(piece):
+                break
+            element += gap
+            piece[np.uint64(element)] ^= values[np.uint64(value)]
+            element += 1
+            symbol += 1
+            value += 1
+        places[change, 0], places[change, 1] = symbol, value
+        places[change, 2] = element + begin

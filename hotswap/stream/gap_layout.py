@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ __all__ = [
     "GapHead",
     "Sparse",
     "Symbols",
+    "Values",
     "dense_blob",
     "escape_of",
     "head_of",
@@ -40,6 +42,9 @@ WIDTHS = (1, 2, 4, 8)
 
 Symbols = NDArray[np.uint8] | NDArray[np.uint16]
 """Gaps as they are written: ``escape_of`` their width is 'that many, and more to come'."""
+
+Values = NDArray[Any]
+"""Unsigned, as wide as the elements."""
 
 _MAGIC = b"hsg"
 _HEAD = struct.Struct("<3sBBBBBQQ")
@@ -70,12 +75,25 @@ class GapHead:
 class Sparse:
     """Where a tensor changes and how: decoded, and known to lie within the tensor.
 
-    ``planes[b][i]`` is byte ``b`` (the lowest first) of new XOR old of changed element ``i``.
+    ``values[i]`` is new XOR old of changed element ``i``, unsigned and of the elements' width.
     """
 
     head: GapHead
     symbols: Symbols
-    planes: Sequence[Bytes]
+    values: Values
+
+    @property
+    def planes(self) -> tuple[Bytes, ...]:
+        """As they are written: the lowest byte of every value, then the next one."""
+        octets = self.values.view(np.uint8)
+        return tuple(
+            np.ascontiguousarray(octets[byte :: self.head.width]) for byte in range(self.head.width)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.symbols.nbytes + self.values.nbytes
 
 
 def escape_of(gap_width: int) -> int:
@@ -136,7 +154,7 @@ def parse_sparse(blob: memoryview, head: GapHead, *, where: str) -> Sparse:
     streams = list(_unpacked(blob, begin, sizes, lengths, where))
     found = _joined(streams[: head.gap_width])
     _check_gaps(found, head, where)
-    return Sparse(head=head, symbols=found, planes=streams[head.gap_width :])
+    return Sparse(head=head, symbols=found, values=_valued(streams[head.gap_width :]))
 
 
 def _unpacked(
@@ -172,6 +190,13 @@ def _joined(planes: Sequence[Bytes]) -> Symbols:
     joined <<= 8
     joined |= low
     return joined
+
+
+def _valued(planes: Sequence[Bytes]) -> Values:
+    values = np.empty((len(planes[0]), len(planes)), np.uint8)
+    for byte, plane in enumerate(planes):
+        values[:, byte] = plane
+    return values.reshape(-1).view(f"<u{len(planes)}")
 
 
 def _damaged(where: str, seen: str, wanted: str) -> DeltaDamaged:

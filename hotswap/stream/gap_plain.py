@@ -67,7 +67,9 @@ def plain_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
 class PlainSteps:
     """A decoded change on its way through its tensor, piece by piece in order."""
 
-    def __init__(self, sparse: Sparse) -> None:
+    def __init__(self, sparse: Sparse, *, told: bool = True) -> None:
+        """Without ``told`` nobody asks which words change."""
+        self._told = told
         self._width = sparse.head.width
         self._blocks = _blocks(sparse)
         self._at = np.empty(0, np.int64)
@@ -90,8 +92,11 @@ class PlainSteps:
         for at, values in self._until(end // self._width):
             inside = at - begin // self._width
             elements[inside] ^= values.view(elements.dtype)[:, 0]
-            inside //= WORD_BYTES // self._width
-            touched.append(inside)
+            if self._told:
+                inside //= WORD_BYTES // self._width
+                touched.append(inside)
+        if not self._told:
+            return touched[0]
         words = np.concatenate(touched)
         first_of_each: Words = words[np.diff(words, prepend=-1) != 0]
         return first_of_each
@@ -124,6 +129,7 @@ class PlainSteps:
 def _blocks(sparse: Sparse) -> Iterator[tuple[NDArray[np.int64], Bytes]]:
     """Positions and values [changed x width], a few at a time: memory stays small."""
     escape = escape_of(sparse.head.gap_width)
+    octets = sparse.values.view(np.uint8).reshape(-1, sparse.head.width)
     done, past = 0, 0
     for begin in range(0, len(sparse.symbols), _BLOCK_SYMBOLS):
         symbols = sparse.symbols[begin : begin + _BLOCK_SYMBOLS]
@@ -135,11 +141,8 @@ def _blocks(sparse: Sparse) -> Iterator[tuple[NDArray[np.int64], Bytes]]:
         past = int(at[-1])
         at = at[ends]
         at -= 1
-        values = np.empty((len(at), sparse.head.width), np.uint8)
-        for byte, plane in enumerate(sparse.planes):
-            values[:, byte] = plane[done : done + len(at)]
+        yield at, octets[done : done + len(at)]
         done += len(at)
-        yield at, values
 
 
 def _change_bytes(piece: Bytes, begin: int, at: NDArray[np.int64], values: Bytes) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hotswap.stream.errors import VersionMalformed
 from hotswap.weights.strict_json import parse_object
@@ -21,6 +22,9 @@ LENGTH_BYTES = 8
 
 MAX_HEADER_BYTES = 100 * 2**20
 """What the format allows a header."""
+
+_SHORT_BYTES = 2**20
+"""Headers up to here are parsed once, as long as they are looked at now and then."""
 
 _MAX_NATURAL = 2**63 - 1
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
@@ -66,6 +70,10 @@ def parse_header(text: bytes, *, source: str) -> Header:
 
     Raises: UpdateRejected for anything but JSON, VersionMalformed for the rest.
     """
+    return (_parsed_before if len(text) <= _SHORT_BYTES else _parsed)(text, source)
+
+
+def _parsed(text: bytes, source: str) -> Header:
     entries = parse_object(text, source=f"{source} (safetensors header)")
     metadata = _metadata(entries.pop("__metadata__", {}), source)
     start = LENGTH_BYTES + len(text)
@@ -85,6 +93,10 @@ def parse_header(text: bytes, *, source: str) -> Header:
             )
         end += span.length
     return Header(spans=dict(spans), metadata=metadata, data_offset=start, file_bytes=end)
+
+
+_parsed_before = lru_cache(maxsize=32)(_parsed)
+"""Of what lies in one pull's way each header is looked at several times, or with every pull."""
 
 
 def _metadata(metadata: object, source: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import msgspec
 from hotswap.sparse.cache import PatchCache
 from hotswap.sparse.recorder import Recorder
 from hotswap.stream.apply import Fold
+from hotswap.stream.gap_memory import LOGGED
 from hotswap.stream.in_place import InPlace, stage_changes
 from hotswap.stream.journal import JournalWriter
 from hotswap.stream.local import LocalCheckpoint
@@ -35,7 +36,7 @@ class OpenLocal:
     def staging(
         self, *, journal: JournalWriter | None = None, recorder: Recorder | None = None
     ) -> InPlace:
-        """For changes that follow on what is held."""
+        """For changes that follow on what is held; without ``journal`` they stay in a log."""
         return InPlace(
             journal=journal,
             pool=self.local.pool,
@@ -43,6 +44,7 @@ class OpenLocal:
             known=self.held.plain.tensors,
             recorder=recorder,
             earlier=self.log.deltas,
+            memory=LOGGED if journal is None else None,
         )
 
 

@@ -19,14 +19,19 @@ from hotswap.stream.apply import Fold, blame, bytes_of, fold
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
+from hotswap.stream.gap import Steps
+from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.journal import CHUNK_BYTES, JournalWriter, chunk_room
 from hotswap.stream.parallel import run_all
-from hotswap.stream.piecewise import piecewise
+from hotswap.stream.piecewise import piecewise, untold
 from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
 __all__ = ["InPlace", "stage_changes"]
+
+
+_NONE: Words = np.empty(0, np.intp)
 
 
 def _none(_name: str) -> Sequence[Delta]:
@@ -38,6 +43,7 @@ class InPlace:
     """What a staging needs: ``known`` are the recorded xxh3-128 of the old tensors.
 
     ``earlier`` are deltas that a tensor's own follow on; ``recorder`` does not hear of them.
+    ``memory`` is for deltas that will be applied again.
     """
 
     journal: JournalWriter | None
@@ -46,6 +52,7 @@ class InPlace:
     known: Mapping[str, str]
     recorder: Recorder | None = None
     earlier: Callable[[str], Sequence[Delta]] = _none
+    memory: GapMemory | None = None
     digests: dict[str, str] = field(default_factory=dict)
     """Filled: tensor name -> xxh3-128 of the new bytes."""
 
@@ -99,25 +106,28 @@ def _stage_all(
     length, last = tensor.span.length, deltas[-1]
     if staging.recorder is not None and recorded_from < len(deltas):
         staging.recorder.begin(tensor.name, length)
-    steps = [piecewise(delta, length, among=len(deltas)) for delta in deltas]
+    quiet, steps = _steps(deltas, length, staging, recorded_from)
+    first = 0 if staging.journal is None else recorded_from
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
     for at in range(0, length, CHUNK_BYTES):
         size = min(CHUNK_BYTES, length - at)
         room = chunk_room(size)
         piece = room[:size]
         _read(tensor, piece.data, offset=at)
+        for step in quiet:
+            step.apply(piece)
         touched = [step.apply(piece) for step in steps]
         published.update(piece.data)
         if last.checksum_format != OWN_CHECKSUM:
             own.update(piece.data)
-        new = _any_of(touched[recorded_from:], size)
+        new = _any_of(touched[first:], size)
         if staging.journal is not None:
             words = _any_of(touched, size) if recorded_from else new
             staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
         if staging.recorder is not None:
             staging.recorder.note(tensor.name, at, new, room.view("<u8")[new])
         staging.tally.through(done=size)
-    for step in steps:
+    for step in (*quiet, *steps):
         step.finish()
     if published.hexdigest() != last.checksum:
         raise _why_wrong(tensor, deltas, staging)
@@ -125,10 +135,23 @@ def _stage_all(
     staging.digests[tensor.name] = (published if same else own).hexdigest()
 
 
+def _steps(
+    deltas: Sequence[Delta], length: int, staging: InPlace, recorded_from: int
+) -> tuple[list[Steps], list[Steps]]:
+    """Those of which nobody hears what they change, and those that tell it, in their order."""
+    among = len(deltas)
+    silent = len(deltas) if staging.recorder is None else recorded_from
+    if staging.journal is not None:
+        silent = 0
+    quiet = untold(deltas[:silent], length, among=among, memory=staging.memory)
+    told = [piecewise(d, length, among=among, memory=staging.memory) for d in deltas[silent:]]
+    return list(quiet), told
+
+
 def _any_of(touched: Sequence[Words], size: int) -> Words:
     """The words of ``size`` bytes that are in any of ``touched``, which sorting would find late."""
-    if len(touched) == 1:
-        return touched[0]
+    if len(touched) <= 1:
+        return touched[0] if touched else _NONE
     seen = np.zeros(whole_words(size) // WORD_BYTES, np.bool_)
     for words in touched:
         seen[words] = True

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import lru_cache
+
+import numpy as np
 
 from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 from hotswap.stream.blobs import Blob, Delta, blobs_of
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged
-from hotswap.stream.header import header_room
+from hotswap.stream.header import header_room, parse_header
 from hotswap.stream.layout import DeltaIndex, spelled
 from hotswap.stream.log import Holding, Log, LoggedVersion, file_of
 from hotswap.stream.publisher_files import Blob as Content
@@ -27,6 +31,10 @@ from hotswap.weights.folder import Folder, OpenFile
 from hotswap.weights.roots import Allowed
 
 __all__ = ["OpenLog", "clear_leftovers", "write_version"]
+
+
+_SHORT_BYTES = 64 * 2**20
+"""Files up to here are read at once: hundreds of short reads take longer than the rest."""
 
 
 class OpenLog(Closing):
@@ -45,7 +53,7 @@ class OpenLog(Closing):
     ) -> None:
         """Open what ``held`` names; ``lengths``: tensor name -> bytes. Raises: LocalDamaged."""
         self.indexes: tuple[DeltaIndex, ...] = ()
-        self._blobs: dict[str, list[tuple[OpenFile, Blob]]] = {}
+        self._blobs: dict[str, list[tuple[_Content, Blob]]] = {}
         self._stack = ExitStack()
         if held.log is None:
             return
@@ -81,7 +89,7 @@ class OpenLog(Closing):
         Raises: LocalDamaged.
         """
         try:
-            return tuple(blob.read_from(file) for file, blob in self._blobs.get(name, ()))
+            return tuple(content.delta(blob) for content, blob in self._blobs.get(name, ()))
         except OSError as error:
             raise LocalDamaged(f"tensor {name!r:.200}: the log cannot be read ({error})") from error
 
@@ -94,22 +102,60 @@ class OpenLog(Closing):
             raise LocalDamaged(
                 f"{source}: has {file.size_bytes} bytes, but the log says {version.size_bytes}"
             )
-        header, _ = header_of(file, source=source, at_most=header_room(lengths))
-        unknown = header.spans.keys() - lengths.keys()
-        if unknown:
-            raise LocalDamaged(f"{source}: changes {min(unknown)!r:.200}, which is not there")
-        index = DeltaIndex(
-            version=int(version.version),
-            base_version=int(version.base_version),
-            encoding=version.encoding,
-            checksum_format=version.checksum_format,
-            file_of=dict.fromkeys(header.spans, version.file),
-            text=b"",
-        )
-        mapped = {name: lengths[name] for name in header.spans}
-        for blob in blobs_of(header, index, mapped, file=version.file, source=source):
-            self._blobs.setdefault(blob.name, []).append((file, blob))
+        _, text = header_of(file, source=source, at_most=header_room(lengths))
+        index, blobs = _located(text, source, version, tuple(lengths.items()))
+        content = _Content(file)
+        for blob in blobs:
+            self._blobs.setdefault(blob.name, []).append((content, blob))
         return index
+
+
+class _Content:
+    """The blobs of an open file; of a short one all are read with the first."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._whole: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<_Content {self._file.name}>"
+
+    def delta(self, blob: Blob) -> Delta:
+        """Raises: OSError."""
+        if self._file.size_bytes > _SHORT_BYTES:
+            return blob.read_from(self._file)
+        with self._lock:
+            if self._whole is None:
+                whole = np.empty(self._file.size_bytes, np.uint8).data
+                self._file.read_at(0, whole)
+                self._whole = whole.toreadonly()
+        return blob.found_in(self._whole)
+
+
+@lru_cache(maxsize=16)
+def _located(
+    text: bytes, source: str, version: LoggedVersion, lengths: tuple[tuple[str, int], ...]
+) -> tuple[DeltaIndex, tuple[Blob, ...]]:
+    """What a header ``text`` says; each pull looks at those of all the versions that are there.
+
+    Raises: UpdateRejected.
+    """
+    header, length_of = parse_header(text, source=source), dict(lengths)
+    unknown = header.spans.keys() - length_of.keys()
+    if unknown:
+        raise LocalDamaged(f"{source}: changes {min(unknown)!r:.200}, which is not there")
+    index = DeltaIndex(
+        version=int(version.version),
+        base_version=int(version.base_version),
+        encoding=version.encoding,
+        checksum_format=version.checksum_format,
+        file_of=dict.fromkeys(header.spans, version.file),
+        text=b"",
+    )
+    mapped = {name: length_of[name] for name in header.spans}
+    blobs = blobs_of(header, index, mapped, file=version.file, source=source)
+    return index, tuple(blobs)
 
 
 def write_version(

@@ -6,32 +6,74 @@ Rule: pieces come in order and cover the tensor. An encoding is a class with ``a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding, overwrites
-from hotswap.stream.gap import Steps, decode_gap, steps_of
+from hotswap.stream.gap import Steps, decode_gap, steps_in_turn, steps_of
+from hotswap.stream.gap_layout import Sparse
+from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_steps import XorSteps
 
-__all__ = ["piecewise"]
+__all__ = ["piecewise", "untold"]
 
 
-def piecewise(delta: Delta, length: int, *, among: int = 1) -> Steps:
+def piecewise(
+    delta: Delta,
+    length: int,
+    *,
+    among: int = 1,
+    told: bool = True,
+    memory: GapMemory | None = None,
+) -> Steps:
     """``delta`` at the beginning of its tensor of ``length`` bytes, one of ``among`` at once.
+
+    Without ``told`` nobody asks which words changed, and steps need not search for them.
+    ``memory`` has what was decoded before.
 
     Raises: DeltaDamaged.
     """
     if delta.encoding is Encoding.XOR:
-        return XorSteps(delta, length, among=among)
+        return XorSteps(delta, length, among=among, told=told)
     if delta.encoding is Encoding.GAP:
-        change = decode_gap(delta.blob, length, where=delta.where)
+        change = _decoded(delta, length, memory)
         if isinstance(change, memoryview):
-            return XorSteps(replace(delta, blob=change), length, among=among)
+            return XorSteps(replace(delta, blob=change), length, among=among, told=told)
         return steps_of(change)
     return _Overwrite(delta, length)
+
+
+def untold(
+    deltas: Sequence[Delta], length: int, *, among: int, memory: GapMemory | None = None
+) -> Iterator[Steps]:
+    """As ``piecewise`` for each of ``deltas``, in their order, for who asks for no words.
+
+    Raises: DeltaDamaged.
+    """
+    sparse = list[Sparse]()
+    for delta in deltas:
+        change = _decoded(delta, length, memory) if delta.encoding is Encoding.GAP else None
+        if isinstance(change, Sparse):
+            sparse.append(change)
+            continue
+        yield from steps_in_turn(sparse)
+        sparse.clear()
+        yield piecewise(delta, length, among=among, told=False)
+    yield from steps_in_turn(sparse)
+
+
+def _decoded(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | memoryview:
+    known = None if memory is None else memory.get(delta.blob, length)
+    if known is not None:
+        return known
+    change = decode_gap(delta.blob, length, where=delta.where)
+    if memory is not None and isinstance(change, Sparse):
+        memory.keep(delta.blob, length, change)
+    return change
 
 
 class _Overwrite:

@@ -30,6 +30,8 @@ _MAX_WINDOW_BYTES = 2**27
 _WHOLE_BYTES = 16 * 2**20
 """What of a tensor is decompressed at once, straight to where it is wanted, for each thread."""
 
+_NONE: Words = np.empty(0, np.intp)
+
 
 class _Room:
     """A decompressor and what it writes to; of one delta at a time."""
@@ -49,11 +51,13 @@ class XorSteps:
     """One xor delta at the beginning of its tensor of ``length`` bytes.
 
     ``among``: how many deltas of the tensor are on their way at once, and share the room.
+    ``told``: whether ``apply`` says what it changed, which takes a search.
     """
 
-    def __init__(self, delta: Delta, length: int, *, among: int = 1) -> None:
+    def __init__(self, delta: Delta, length: int, *, among: int = 1, told: bool = True) -> None:
         check_xor_size(delta.blob, length, where=delta.where)
         self._delta = delta
+        self._told = told
         self._native = is_worth_it(length)
         self._room = _rooms().pop() if _rooms() else _Room()
         self._reader = self._room.decompressor.stream_reader(
@@ -80,6 +84,9 @@ class XorSteps:
         else:
             change = _shared().buffer(size)
             self._fill(change)
+        if not self._told:
+            np.bitwise_xor(piece, change, out=piece)
+            return _NONE
         return xor(piece, change, native=self._native)
 
     def finish(self) -> None:

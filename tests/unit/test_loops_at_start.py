@@ -14,18 +14,19 @@ from hotswap.loops_at_start import load_loops
 from hotswap.native import compiled
 from hotswap.sparse.kernel import scatter_words
 from hotswap.sparse.scatter import spots_of
-from hotswap.stream import pull
-from hotswap.stream.gap_kernels import change_piece
+from hotswap.stream import Keep, pull
+from hotswap.stream.gap_kernels import change_elements, change_in_turn
 from hotswap.stream.xor_native import xor_eights
-from tests.unit.stream.streams import Stream, contents_of
+from tests.unit.stream.streams import Stream, held_contents
 
 _LENGTH = 2**20 + 8  # the shortest that is worth it, and some words
 
 
 def kinds() -> list[list[object]]:
     """For which kinds of arguments each loop has been compiled."""
-    loops: list[Any] = [compiled(loop) for loop in (xor_eights, change_piece, scatter_words)]
-    return [list(loop.signatures) for loop in loops]
+    loops = (xor_eights, change_elements, change_in_turn, scatter_words)
+    ready: list[Any] = [compiled(loop) for loop in loops]
+    return [list(loop.signatures) for loop in ready]
 
 
 # An optional extra, which `make setup` installs: without it there is nothing to load.
@@ -34,12 +35,13 @@ def test_nothing_is_compiled_after_the_start(tmp_path: Path) -> None:
     native.compiled.cache_clear()
     assert load_loops([1, _LENGTH])
     at_start = kinds()
-    assert [len(kinds) for kinds in at_start] == [1, 2, 1]
-    for encoding in ("xor", "gap"):
-        stream = Stream(tmp_path / encoding, encoding, length=_LENGTH, count=1)
+    assert [len(kinds) for kinds in at_start] == [1, 4, 4, 1]
+    for encoding, keep in (("xor", Keep.FILES), ("gap", Keep.FILES), ("gap", Keep.LOG)):
+        root = tmp_path / encoding / keep
+        stream = Stream(root, encoding, length=_LENGTH, count=1)
         for version in (0, 1):
-            pull(stream.local, stream.source, version, base_dir=stream.base)
-        assert contents_of(stream.local) == stream.at(1)
+            pull(stream.local, stream.source, version, base_dir=stream.base, keep=keep)
+        assert held_contents(stream.local) == stream.at(1)
     live, index = torch.zeros(8, dtype=torch.int64), torch.tensor([1, 5]).numpy().astype("u4")
     for spot in spots_of(live, index, torch.tensor([7, 9]).numpy(), width=2):
         spot.keep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotswap.stream.gap import decode_gap, encode_gap, steps_of
+from hotswap.stream.gap import decode_gap, encode_gap, steps_in_turn, steps_of
 from hotswap.stream.gap_layout import Sparse
 
 __all__ = ["compile_once"]
@@ -19,4 +19,5 @@ def compile_once() -> None:
     assert blob is not None
     change = decode_gap(memoryview(blob), len(old), where="here")
     assert isinstance(change, Sparse)
-    steps_of(change).apply(old)
+    for steps in (steps_of(change), *steps_in_turn([change])):
+        steps.apply(old)
