@@ -8,6 +8,7 @@ import torch
 
 from hotswap.seams import LoadStrategy
 from hotswap.testing.auditing import watching
+from hotswap.testing.bystander_tests import BystanderTests
 from hotswap.testing.cancelling import KINDS, cancelled_at
 from hotswap.testing.delivered import (
     GivenUp,
@@ -17,7 +18,6 @@ from hotswap.testing.delivered import (
     read_until,
     take_away,
 )
-from hotswap.testing.fidelity_tests import FidelityTests
 from hotswap.testing.findings import check, described, listed, on_one_line, wrong_specs
 from hotswap.testing.given import Publish, with_method
 from hotswap.testing.holdings import (
@@ -38,7 +38,7 @@ _MOST_BUCKETS = 50
 _FINALLY = "give everything back in a finally around the yield of open()"
 
 
-class StrategyTests(FidelityTests, suite=True):
+class StrategyTests(BystanderTests, suite=True):
     """Fixtures: ``strategy``, a new ``LoadStrategy``, and ``publish``, a :data:`Publish`.
 
     ``dtypes`` are those that the source can hold. ``missing_source`` names one that is not

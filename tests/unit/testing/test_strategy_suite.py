@@ -9,12 +9,17 @@ import torch
 
 from hotswap.seams import LoadStrategy
 from hotswap.testing import Publish, StrategyTests, run_suite
-from tests.unit.testing import broken_deliveries, broken_holdings, broken_tasks
+from tests.unit.testing import (
+    broken_bystanders,
+    broken_deliveries,
+    broken_holdings,
+    broken_tasks,
+)
 from tests.unit.testing.file_strategy import FileStrategy, publisher
 from tests.unit.testing.planted_strategies import BROKEN, LEFT_BEHIND
 from tests.unit.testing.planting import explained
 
-for module in (broken_deliveries, broken_holdings, broken_tasks):
+for module in (broken_bystanders, broken_deliveries, broken_holdings, broken_tasks):
     assert module.__all__ == []  # it has filled BROKEN
 
 
