@@ -17,6 +17,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
 )
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,8 @@ from hotswap.descriptors import raise_limit
 from hotswap.engine import EmbeddedEngine
 from hotswap.engine.loading import choose_device
 from hotswap.errors import HotswapError
+from hotswap.follow import Follower
+from hotswap.follow.start import FollowSetup
 from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
@@ -141,7 +144,8 @@ def _checkpoint(settings: Settings) -> Path:
 async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socket.socket) -> None:
     # First: what is wrong with its options is not said in the words of a plug-in that pulls too.
     puller = _puller(settings, plugins)
-    strategies = _strategies(settings, plugins)
+    follows = _follows(settings)
+    strategies = _strategies(settings, plugins, follows)
     stamp = WeightStamp(version=dialect_of(settings).boot_version)
     async with _engine(settings, plugins, model, stamp) as engine:
         if isinstance(engine, EmbeddedEngine):
@@ -158,12 +162,14 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
             session_timeout_s=settings.session_timeout_s,
         )
         async with controller:
+            follower = _follower(follows, controller, puller, plugins)
             app = create_app(
                 controller,
                 engine,
                 settings,
                 plugins=plugins,
                 puller=puller,
+                follower=follower,
                 strategies=strategies,
             )
             tell_of_server(
@@ -177,12 +183,35 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
                 sizes = [spec.size_bytes for spec in engine.manifest().tensors]
                 await on_worker_thread(load_loops, sizes)
             keep_out_of_collections()
-            await _listen(app, controller, settings, taken)
+            async with follower or nullcontext():
+                await _listen(app, controller, settings, taken)
 
 
-def _strategies(settings: Settings, plugins: Plugins) -> Mapping[str, LoadStrategy]:
+def _follows(settings: Settings) -> FollowSetup | None:
     try:
-        strategies = resolve_strategies(plugins, settings.option_values)
+        return FollowSetup.of(settings.option_values)
+    except (ValueError, HotswapError) as error:
+        raise StartError(f"--{error}", exit_code=2) from error
+    except OSError as error:
+        raise StartError(f"--follow-local: {error}", exit_code=2) from error
+
+
+def _follower(
+    follows: FollowSetup | None, controller: Controller, puller: Puller, plugins: Plugins
+) -> Follower | None:
+    if follows is None:
+        return None
+    return follows.follower(controller, base=puller.base, hooks=plugins.pre_read)
+
+
+def _strategies(
+    settings: Settings, plugins: Plugins, follows: FollowSetup | None
+) -> Mapping[str, LoadStrategy]:
+    values = settings.option_values if follows is None else follows.strategy_values
+    try:
+        strategies = resolve_strategies(plugins, values)
+        if follows is not None:
+            strategies = follows.strategies(strategies)
     except HotswapError as error:
         raise _factory_failed(error) from error
     # Without hotswap-disk a server serves all the same, and an update says what to install.

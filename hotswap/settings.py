@@ -35,6 +35,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "while_paused": ("auto", "reject", "hold"),
     "load_mode": ("staged", "direct"),
     "local_checkpoint": ("materialize", "log"),
+    "follow_commit": ("manual", "auto"),
+    "follow_pause_mode": ("retract", "in_place", "abort", "wait"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("text", "json"),
 }
@@ -48,6 +50,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "generate_timeout_s": (0, math.inf),
     "graceful_s": (0, 3600),
     "pull_threads": (0, 256),
+    "follow_interval_s": (0.01, 86400),
     "patch_cache_mb": (0, math.inf),
     "max_running_requests": (1, math.inf),
     "max_queued_requests": (1, math.inf),
@@ -67,6 +70,16 @@ _ENV_ALIASES: Mapping[str, str] = {
 }
 
 _KEYS = ("api_key", "admin_api_key")
+
+_NEVER_EMPTY = (
+    "model",
+    "served_model_name",
+    "engine",
+    "host",
+    "load_strategy",
+    "follow",
+    "follow_local",
+)
 
 # Unset and empty are not the same here: an empty key would quietly be no key.
 _KEY_VARIABLES = frozenset({"HOTSWAP_API_KEY", "HOTSWAP_ADMIN_API_KEY", "GR_HTTP_API_KEY"})
@@ -112,6 +125,12 @@ class Settings:
     pull_threads: int = 0
     patch_cache_mb: int = 1024
     custom_pull_weights_pre_read_hook: str | None = None
+    follow: str | None = None
+    follow_local: str | None = None
+    follow_commit: str = "manual"
+    follow_pause_mode: str = "retract"
+    follow_interval_s: float = 5.0
+    follow_ready_version: str = "newest"
     max_running_requests: int = 16
     max_queued_requests: int = 1024
     chunked_prefill_size: int = 512
@@ -150,7 +169,7 @@ class Settings:
         return fields
 
     def __post_init__(self) -> None:
-        for name in ("model", "served_model_name", "engine", "host", "load_strategy"):
+        for name in _NEVER_EMPTY:
             value = getattr(self, name)
             if value is not None and not value.strip():
                 # The empty address is every address, the empty directory the current one.
@@ -212,6 +231,18 @@ _HELP: Mapping[str, str] = {
     "more than that; 0 loads everything each time",
     "custom_pull_weights_pre_read_hook": "import path of a function (source_dir, target_version), "
     "plain or async, that each pull calls before it looks at its source",
+    "follow": "directory of published versions, or the URL of an object store's prefix, that the "
+    "server keeps itself current with: it pulls ahead while it serves, from the model on",
+    "follow_local": "directory of its own that --follow pulls into; one below the first "
+    "--local-root, or else below the user's cache, when not given",
+    "follow_commit": "when --follow makes live what it has pulled: manual (at /hotswap/v1/commit, "
+    "but for what the server is to be ready with), or auto (at once)",
+    "follow_pause_mode": "how the commits of --follow that nobody asked for meet requests in "
+    "flight: retract, in_place, abort or wait",
+    "follow_interval_s": "seconds between two looks of --follow, and up to a quarter more; a "
+    "notice (/hotswap/v1/follow/notice) makes it look at once",
+    "follow_ready_version": "version that --follow has to have reached for /ready to say so; "
+    "newest is the newest that there is at the start, 0 waits for none",
     "max_running_requests": "requests that share a forward pass",
     "max_queued_requests": "requests that may wait beyond those that can run; one more gets a 429",
     "chunked_prefill_size": "prompt tokens that one forward pass computes, of all prompts together",

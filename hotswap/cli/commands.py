@@ -176,6 +176,20 @@ COMMANDS: tuple[CliCommand, ...] = (
         flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long", Seconds()), _JSON),
     ),
     CliCommand(
+        name="commit",
+        help="make live what a server that follows a stream has pulled",
+        flags=(
+            *_SERVER,
+            _number("--target", "the version; without it, whatever is pulled", _COUNT),
+            _seconds(
+                "--wait", "for the version to be pulled, S seconds long", Seconds(endless=False)
+            ),
+            *_LABELS,
+            _WITHIN,
+            _JSON,
+        ),
+    ),
+    CliCommand(
         name="watch",
         help="a live view of a running server",
         flags=(

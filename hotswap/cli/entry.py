@@ -83,6 +83,7 @@ def _unsafe_key(error: OSError) -> str:
 def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
     """What runs ``command``; imported only now, since most need few of hotswap's modules."""
     from hotswap.cli.check import run_check
+    from hotswap.cli.commit import run_commit
     from hotswap.cli.completion import run_completion
     from hotswap.cli.demo import run_demo
     from hotswap.cli.inspect import run_inspect
@@ -97,6 +98,7 @@ def _run_of(command: str) -> Callable[[argparse.Namespace], int]:
 
     runs: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "check": run_check,
+        "commit": run_commit,
         "completion": run_completion,
         "demo": run_demo,
         "inspect": run_inspect,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_lines, retries_shown
+from hotswap.counted import counted
 
 if TYPE_CHECKING:
     from hotswap.client import ServerState
@@ -60,8 +62,25 @@ def state_lines(seen: ServerState) -> list[tuple[str, str]]:
         "requests": counts,
         "model": seen.model_path,
     }
+    if seen.follow is not None:
+        rows["follow"] = _follow_line(seen.follow)
     lines = [(name, str(value)) for name, value in rows.items() if value is not None]
     for update in seen.updates:
         since = "" if update.since_ms is None else f" for {update.since_ms / 1000:.1f} s"
         lines.append(("update", f"{update}{since}: {update.source}"))
     return lines
+
+
+def _follow_line(follow: Mapping[str, Any]) -> str:
+    """What a follower does, how far it is, and why it does not get on."""
+    numbers = ", ".join(
+        f"{name} {'-' if number is None else number}"
+        for name in ("live", "pulled", "newest")
+        for number in [follow.get(f"{name}_version")]
+    )
+    told = f"{follow.get('state')} ({numbers})"
+    if follow.get("versions_behind"):
+        size, since = follow.get("bytes_behind") or 0, follow.get("seconds_behind") or 0.0
+        versions = counted(follow["versions_behind"], "version")
+        told += f", {versions}, {size / 1e6:.1f} MB and {since:.0f} s behind"
+    return told + (f": {follow['reason']}" if follow.get("reason") else "")

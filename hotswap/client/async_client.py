@@ -11,6 +11,7 @@ from typing import Self
 import httpx
 
 from hotswap.client import commands
+from hotswap.client.committing import CommitRequest, commit
 from hotswap.client.drivers import AsyncDriver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, beside
@@ -167,6 +168,34 @@ class AsyncClient:
                 return await self._driver.run(update(session, wanted, budget=budget))
 
         return await beside(work(), session, self._http, source=wanted.source, progress=progress)
+
+    async def commit(
+        self,
+        version: int | None = None,
+        *,
+        wait_s: float = 0.0,
+        label: str | int | None = None,
+        token_step: int | None = None,
+        pause_mode: str | None = None,
+        flush_cache: bool = True,
+        within_s: float = 600.0,
+    ) -> UpdateResult:
+        """Make live what a server that follows a stream has pulled; see ``client.md``.
+
+        ``wait_s``: how long it may take to pull ``version``, beyond ``within_s``. Raises: as
+        ``update``; NotPulled and SourceNotReady, which are UpdateRejected, for what is not there.
+        """
+        session = self._session
+        wanted = CommitRequest(
+            version=version,
+            wait_s=wait_s,
+            label=None if label is None else str(label),
+            token_step=token_step,
+            pause_mode=pause_mode,
+            flush_cache=flush_cache,
+        )
+        budget = session.budget(within_s + wait_s)
+        return await self._driver.run(commit(session, wanted, budget=budget))
 
     async def push(
         self,

@@ -11,6 +11,7 @@ import httpx
 
 from hotswap.client import commands
 from hotswap.client.bounded import BoundedTransport
+from hotswap.client.committing import CommitRequest, commit
 from hotswap.client.drivers import Driver
 from hotswap.client.feed import Feed
 from hotswap.client.onlooking import ProgressCallback, looked_at
@@ -153,6 +154,34 @@ class Client(Closing):
             fence = self.paused(pause_mode or default_mode(kind), within_s=within_s)
         with looked_at(session, self._http, source=wanted.source, progress=progress), fence:
             return self._driver.run(update(session, wanted, budget=budget))
+
+    def commit(
+        self,
+        version: int | None = None,
+        *,
+        wait_s: float = 0.0,
+        label: str | int | None = None,
+        token_step: int | None = None,
+        pause_mode: str | None = None,
+        flush_cache: bool = True,
+        within_s: float = 600.0,
+    ) -> UpdateResult:
+        """Make live what a server that follows a stream has pulled; see ``client.md``.
+
+        ``wait_s``: how long it may take to pull ``version``, beyond ``within_s``. Raises: as
+        ``update``; NotPulled and SourceNotReady, which are UpdateRejected, for what is not there.
+        """
+        session = self._session
+        wanted = CommitRequest(
+            version=version,
+            wait_s=wait_s,
+            label=None if label is None else str(label),
+            token_step=token_step,
+            pause_mode=pause_mode,
+            flush_cache=flush_cache,
+        )
+        budget = session.budget(within_s + wait_s)
+        return self._driver.run(commit(session, wanted, budget=budget))
 
     def push(
         self,

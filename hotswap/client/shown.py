@@ -43,7 +43,8 @@ class ServerState:
 
     ``state`` is a name of the state table, ``weights`` says whether they are whole,
     ``gate`` is the mode of a client's pause, None while it is open. SGLang's own servers
-    tell ``weight_version``, ``model_path``, ``running`` and ``waiting`` only.
+    tell ``weight_version``, ``model_path``, ``running`` and ``waiting`` only. ``follow`` is how
+    far a server is with the stream that it follows, None for one that follows none.
     ``shown`` is the reply as it came.
     """
 
@@ -63,6 +64,7 @@ class ServerState:
     waiting: int | None = None
     updates: tuple[UpdateInProgress, ...] = ()
     server_version: str | None = None
+    follow: Mapping[str, Any] | None = None
     shown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -114,6 +116,7 @@ def server_state(told: Fields) -> ServerState:
         waiting=in_flight.count("waiting"),
         updates=tuple(map(_in_progress, told.parts("updates"))),
         server_version=told.label("version"),
+        follow=told.part("follow").body or None,
         shown=told.body,
     )
 

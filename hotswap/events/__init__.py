@@ -1,7 +1,7 @@
 """What happens in a server, in order, for those who watch it."""
 
 from hotswap.events.log import Event, EventLog, Gap, Reader
-from hotswap.events.sources import publish_change, publish_pull, publish_update
+from hotswap.events.sources import publish_change, publish_follow, publish_pull, publish_update
 
 __all__ = [
     "Event",
@@ -9,6 +9,7 @@ __all__ = [
     "Gap",
     "Reader",
     "publish_change",
+    "publish_follow",
     "publish_pull",
     "publish_update",
 ]

@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 from hotswap.attempt import Phase, UpdateNews
 from hotswap.events.log import EventLog
+from hotswap.follow import FollowStatus
 from hotswap.foreign import reason_of, words_of
 from hotswap.pulls import PullNews
 from hotswap.state import Change, Command, Outcome, Weights
 
-__all__ = ["publish_change", "publish_pull", "publish_update"]
+__all__ = ["publish_change", "publish_follow", "publish_pull", "publish_update"]
 
 _NOT_WHOLE = (Weights.TORN, Weights.NEVER_LOADED)
 
@@ -45,6 +46,11 @@ def publish_change(log: EventLog, change: Change) -> None:
 def publish_pull(log: EventLog, news: PullNews) -> None:
     """``pull`` for every step: received, how far it is, and how it ended with the costs."""
     log.publish("pull", news.fields())
+
+
+def publish_follow(log: EventLog, status: FollowStatus) -> None:
+    """``follow`` whenever a follower's state, versions or trouble has changed."""
+    log.publish("follow", status.fields())
 
 
 def publish_update(log: EventLog, news: UpdateNews) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from hotswap.follow import Follower
 from hotswap.http import control, native, requests, schemas
 from hotswap.http.body_limit import BodyLimit
 from hotswap.http.envelope import ErrorEnvelope, error_reply
@@ -104,13 +105,15 @@ def create_app(
     plugins: Plugins,
     placement: Placement | None = None,
     puller: Puller | None = None,
+    follower: Follower | None = None,
     strategies: Mapping[str, LoadStrategy] | None = None,
 ) -> Starlette:
     """An ASGI app for one engine; it can be mounted under a prefix in another app.
 
     ``puller`` None makes one of the settings, with the model's directory as it is now as
     version 0. What those of ``strategies`` pull that have a ``puller`` is told of as its own
-    pulls are. Raises: ValueError when that is not possible.
+    pulls are; so are those of ``follower``, which is for the caller to enter. Raises: ValueError
+    when that is not possible.
 
     ``app.state.served`` is what its routes talk to; call its ``begin_shutdown`` to
     abort what is in flight before a shutdown, and ``end_shutdown`` once nothing happens
@@ -120,11 +123,12 @@ def create_app(
         commands=commands,
         engine=engine,
         settings=settings,
+        follower=follower,
         puller=puller or Puller.from_options(settings.option_values, hooks=plugins.pre_read),
         plugins=plugins,
         placement=placement or Placement(),
     )
-    served.puller.relay_all((strategies or {}).values())
+    served.puller.relay_all([*(strategies or {}).values(), follower])
     routes: Sequence[BaseRoute] = [*core_routes(), *plugin_routes(plugins)]
     app = Starlette(
         routes=routes,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from hotswap.http.replies import Json
 from hotswap.http.served import served
-from hotswap.http.status import not_ready, weights_body
+from hotswap.http.status import follow_body, not_ready, weights_body
 
 __all__ = ["state"]
 
@@ -26,6 +26,7 @@ async def state(request: Request) -> Response:
             "weights": weights_body(serving),
             "updates": serving.commands.updates,
             "session": serving.commands.sessions.shown(),
+            "follow": follow_body(serving),
             "in_flight": serving.engine.in_flight,
             # Flat over many updates, or something leaks.
             "tasks": len(asyncio.all_tasks()),

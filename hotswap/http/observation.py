@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hotswap.events import EventLog, publish_change, publish_pull, publish_update
+from hotswap.events import (
+    EventLog,
+    publish_change,
+    publish_follow,
+    publish_pull,
+    publish_update,
+)
 from hotswap.metrics import (
     Exposition,
     PullMetrics,
@@ -19,6 +25,7 @@ from hotswap.metrics import (
     ServerGauges,
     UpdateMetrics,
 )
+from hotswap.metrics.follow import follow_numbers
 from hotswap.sparse.cache import PATCHES
 from hotswap.state import State
 from hotswap.types import EngineLoad, InFlightCounts, WeightStamp
@@ -49,6 +56,8 @@ class Observation:
         served.commands.observe_updates(partial(publish_update, self.events))
         served.puller.observe(PullMetrics(registry).note_pull)
         served.puller.observe(partial(publish_pull, self.events))
+        if served.follower is not None:
+            served.follower.observe(partial(publish_follow, self.events))
 
     def __repr__(self) -> str:
         return f"<Observation {self.events!r}>"
@@ -96,6 +105,8 @@ class _Live:
         yield "hotswap_patch_cache_patches", "Pulls whose changes are kept.", len(PATCHES)
         yield "hotswap_event_readers", "Readers of events.", self._events.readers
         yield "hotswap_engine_alive", "1 while forward passes are possible.", served.engine_alive
+        if served.follower is not None:
+            yield from follow_numbers(served.follower.status)
         load = getattr(served.engine, "load", None)
         if isinstance(load, EngineLoad):
             yield from _load(load)

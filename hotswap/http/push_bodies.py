@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from hotswap.http.errors import RequestInvalid
 from hotswap.http.schemas import MAX_LABEL_CHARACTERS, label, swap_mode
 from hotswap.update_session import Labels
 
@@ -16,12 +17,16 @@ __all__ = [
     "SessionBeginBody",
     "SessionCommitBody",
     "SessionBody",
+    "StreamVersion",
     "TensorUpdateBody",
     "UpdateId",
 ]
 
 UpdateId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 """What a client calls a session, or has been told that it is called."""
+
+StreamVersion: TypeAlias = Annotated[int, Meta(ge=0, le=10**18 - 1)]
+"""The number of a published version; 0 is the checkpoint that the server was started with."""
 
 _Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARACTERS)] | int | None
 
@@ -77,9 +82,21 @@ class SessionBeginBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionCommitBody(Labelled, frozen=True, kw_only=True):
-    """``/hotswap/v1/commit``."""
+    """``/hotswap/v1/commit``: of the session ``update_id``, else of what a server that follows a
+    stream has pulled: ``version``, or whatever it is. ``wait_s``: how long the version may still
+    take to be pulled."""
 
-    update_id: UpdateId
+    update_id: UpdateId | None = None
+    version: StreamVersion | None = None
+    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
+
+    def check(self) -> None:
+        """Raises: RequestInvalid for what is about a session and a version."""
+        if self.update_id is not None and (self.version is not None or self.wait_s):
+            raise RequestInvalid(
+                "update_id is that of a session, which has no version and needs no wait_s; send "
+                "one or the other"
+            )
 
 
 class SessionAbortBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,6 +103,20 @@ _MACHINE: Mapping[str, Schema] = {
     "updates": _list(_ANY_OBJECT),
     "in_flight": _object({"running": _COUNT, "waiting": _COUNT, "holding_kv": _COUNT}),
 }
+_FOLLOW = _object(
+    {
+        **dict.fromkeys(("source", "local", "commit", "state"), _TEXT),
+        "reason": _TEXT_OR_NULL,
+        **{
+            f"{name}_version": _COUNT_OR_NULL
+            for name in ("newest", "pulled", "live", "target", "ready")
+        },
+        **dict.fromkeys(("versions_behind", "bytes_behind", "looks", "failures"), _COUNT),
+        "seconds_behind": _NUMBER,
+        "displaced": _BOOL,
+        "reached": _BOOL,
+    }
+)
 _SAID: Mapping[str, Schema] = {"success": {"const": True}, "message": _TEXT}
 _COST: Mapping[str, Schema] = {
     "tensors_loaded": _COUNT,
@@ -237,7 +251,11 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
     "/end_weight_update": _object({**_SAID, "num_updates": _COUNT, "update_id": _TEXT}, _COST),
     "/hotswap/v1/push": _SENT,
     "/hotswap/v1/begin": _BEGUN,
-    "/hotswap/v1/commit": _object({**_SAID, **_COST, "update_id": _TEXT}),
+    # The version is there where it is one of a stream, the id where it is that of a session.
+    "/hotswap/v1/commit": _object(
+        {**_SAID, **_COST, "update_id": _TEXT_OR_NULL}, {"version": _COUNT_OR_NULL}
+    ),
+    "/hotswap/v1/follow/notice": _object({**_SAID, "follow": _FOLLOW}),
     "/hotswap/v1/abort": _object({**_SAID, "update_id": _TEXT_OR_NULL, "aborted": _BOOL}),
     "/release_memory_occupation": _MOVED,
     "/resume_memory_occupation": _MOVED,
@@ -261,6 +279,7 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
             "ready": _BOOL,
             "http_requests": _COUNT,
             "counters": _ANY_OBJECT,
+            "follow": {"anyOf": [_FOLLOW, {"type": "null"}]},
             "model_path": _TEXT,
         }
     ),
@@ -274,7 +293,9 @@ REPLY_SCHEMAS: Mapping[str, Schema] = {
     "/get_load": _list(
         _object({"num_reqs": _COUNT, "num_waiting_reqs": _COUNT, "num_tokens": _COUNT})
     ),
-    "/hotswap/v1/state": _object({**_MACHINE, "session": _OBJECT_OR_NULL, "tasks": _COUNT}),
+    "/hotswap/v1/state": _object(
+        {**_MACHINE, "session": _OBJECT_OR_NULL, "follow": _OBJECT_OR_NULL, "tasks": _COUNT}
+    ),
     "/openapi.json": _object(
         {"openapi": _TEXT, "info": _ANY_OBJECT, "paths": _ANY_OBJECT, "components": _ANY_OBJECT}
     ),

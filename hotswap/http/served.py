@@ -13,6 +13,7 @@ from starlette.requests import Request
 from hotswap.attempt import UpdateNews
 from hotswap.coverage import Coverage
 from hotswap.errors import IllegalCommand
+from hotswap.follow import FOLLOW, Follower
 from hotswap.http.dialect import Dialect, dialect_of, generate_limit_s
 from hotswap.http.errors import NotFound
 from hotswap.http.event_stream import STALL_S
@@ -288,6 +289,7 @@ class Served:
     engine: Engine
     settings: Settings
     puller: Puller
+    follower: Follower | None = None
     plugins: Plugins = field(default_factory=Plugins)
     placement: Placement = field(default_factory=Placement)
     requests: InFlightRequests = field(default_factory=InFlightRequests)
@@ -308,6 +310,8 @@ class Served:
         self.patience_s = generate_limit_s(self.settings)
         self._source = (-1, self.settings.model or "")
         self.observation = Observation(self)
+        if self.follower is not None:
+            self.commands.observe_updates(self._note_followed)
 
     @property
     def model_path(self) -> str:
@@ -318,8 +322,14 @@ class Served:
         """Remember where the weights of ``epoch`` came from; the newest epoch wins."""
         self._source = max(self._source, (epoch, path))
 
+    def _note_followed(self, news: UpdateNews) -> None:
+        if news.report is not None and news.update.strategy == FOLLOW:
+            self.note_source(news.report.stamp.epoch, news.update.source)
+
     def begin_shutdown(self) -> int:
         """Take no request any more and abort those in flight; how many. Idempotent."""
+        if self.follower is not None:
+            self.follower.stop()
         self.observation.begin_shutdown()
         return self.requests.close()
 

@@ -10,7 +10,7 @@ from hotswap.http.replies import Json
 from hotswap.http.served import Describing, Served, caches_of, served
 from hotswap.http.update_replies import coverage_of
 
-__all__ = ["health", "model_info", "not_ready", "ready", "status", "weights_body"]
+__all__ = ["follow_body", "health", "model_info", "not_ready", "ready", "status", "weights_body"]
 
 
 def not_ready(serving: Served) -> list[str]:
@@ -20,10 +20,17 @@ def not_ready(serving: Served) -> list[str]:
         reasons.append("engine_not_running")
     if serving.requests.closed and "shutting_down" not in reasons:
         reasons.append("shutting_down")
+    if serving.follower is not None and not serving.follower.status.reached:
+        reasons.append("not_caught_up")
     bounds = serving.settings.max_running_requests + serving.settings.max_queued_requests
     if serving.engine.in_flight.total >= bounds:
         reasons.append("waiting_queue_full")
     return reasons
+
+
+def follow_body(serving: Served) -> dict[str, object] | None:
+    """How far a server is with the stream that it follows; None when it follows none."""
+    return None if serving.follower is None else serving.follower.status.fields()
 
 
 def weights_body(serving: Served) -> dict[str, object]:
@@ -61,6 +68,8 @@ async def ready(request: Request) -> Response:
         "reasons": reasons,
         "state": serving.commands.machine.state,
     }
+    if "not_caught_up" in reasons:
+        body["follow"] = follow_body(serving)
     return Json(body, status_code=503 if reasons else 200)
 
 
@@ -84,6 +93,7 @@ async def status(request: Request) -> Response:
             "counters": serving.commands.counters.as_dict(),
             "cache": caches_of(serving.engine),
             "model_path": serving.model_path,
+            "follow": follow_body(serving),
         }
     )
 

@@ -19,6 +19,7 @@ from hotswap.http import (
     weights,
     weights_checker,
 )
+from hotswap.http.follow import NoticeBody, notice
 from hotswap.http.occupation import occupation_routes
 from hotswap.http.pull_weights import PullBody, pull_weights
 from hotswap.http.push import push_route
@@ -71,6 +72,7 @@ def weight_routes() -> list[KindedRoute]:
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
         push_route(),
         *_session_routes(),
+        control("/hotswap/v1/follow/notice", notice, methods=post, body=NoticeBody),
         *occupation_routes(),
         lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),
         control("/weights_checker", check, methods=get_or_post, body=CheckerBody),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import RequestInvalid
+from hotswap.http.follow import commit_followed
 from hotswap.http.json_body import arguments
 from hotswap.http.push_bodies import (
     SessionAbortBody,
@@ -71,11 +72,14 @@ async def begin(request: Request) -> Response:
 
 
 async def commit(request: Request) -> Response:
-    """Make everything that was pushed in a session live at once."""
+    """Make everything live at once that was pushed in a session, or pulled ahead."""
     serving = served(request)
     body = await arguments(
         request, SessionCommitBody, limit_bytes=serving.settings.max_http_request_bytes
     )
+    body.check()
+    if body.update_id is None:
+        return await commit_followed(request, body)
     work = partial(serving.commands.sessions.commit, body.update_id, body.labels())
     report = await until_disconnect(request.receive, work)
     message = serving.dialect.pushed(version=None if report is None else report.stamp.version)

@@ -35,7 +35,7 @@ from hotswap.pulls.pace import Pace
 from hotswap.sparse.cache import PATCHES
 from hotswap.stream import Keep, OutsideRoots, PreRead, Progress, PullMode, PullReport, pull
 from hotswap.stream.applied import is_applied
-from hotswap.stream.errors import BaseChanged
+from hotswap.stream.errors import BaseChanged, StreamError
 from hotswap.stream.look import FirstLook
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place, place_of
@@ -96,6 +96,7 @@ class Puller:
         self._numbers = itertools.count(1)
         self._begun, self._newest = 0, 0
         self._latest: tuple[_Key, int, PullReport] | None = None
+        self._stopping = False
 
     @classmethod
     def from_options(
@@ -130,6 +131,10 @@ class Puller:
     def observe(self, observer: Callable[[PullNews], None]) -> None:
         """Call ``observer`` on the event loop at every step of every pull."""
         self._observers.append(observer)
+
+    def stop(self) -> None:
+        """Let a pull that runs end at its next step: the next one finishes what it has begun."""
+        self._stopping = True
 
     def relay_all(self, strategies: Iterable[object]) -> None:
         """Let the observers hear of what ``strategies`` pull as well, numbered with one's own.
@@ -265,6 +270,8 @@ class Puller:
         last = [("", 0.0)]
 
         def progress(step: Progress) -> None:
+            if self._stopping:
+                raise StreamError("the pull was given up, for its server ends; pull again")
             pace.rest()
             now, (phase, told) = time.monotonic(), last[0]
             if step.phase == phase and now - told < _TELL_EVERY_S:

@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import xxhash
 from hotswap_disk import DiskStrategy
 
 from hotswap.errors import UpdateRejected
 from hotswap.object_url import is_url
 from hotswap.pulls import Puller
+from hotswap.pulls.copy_name import copy_name
 from hotswap.seams import Stage
 from hotswap.stream import directory_of
 from hotswap.stream.layout import is_number
-from hotswap.stream.place import Place, place_of, real_name
+from hotswap.stream.place import Place, place_of
 from hotswap.types import Placement, Update
 from hotswap.uninterrupted import on_worker_thread
 from hotswap.weights.roots import Roots, roots_of
@@ -31,7 +31,6 @@ from hotswap.weights.roots import Roots, roots_of
 __all__ = ["DeltaPullStrategy", "wanted_version"]
 
 _PULLS = 3
-_MAX_NAME = 48  # characters, each up to 4 of the 255 bytes that a name can have
 
 
 class DeltaPullStrategy:
@@ -109,10 +108,7 @@ class DeltaPullStrategy:
                 "the strategy delta-pull has no place for its copy: start the server with "
                 "--local-root DIR, a directory on a local disk with room for a checkpoint"
             )
-        real = real_name(source)
-        digest = xxhash.xxh3_64_hexdigest(os.fsencode(real))[:8]
-        name = Path(real).name.lstrip(".")[:_MAX_NAME] or "root"
-        return self._roots.paths[0] / f"{name}-{digest}"
+        return self._roots.paths[0] / copy_name(source)
 
 
 def wanted_version(update: Update) -> tuple[Place, int]:

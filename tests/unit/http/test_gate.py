@@ -35,6 +35,8 @@ ANSWERS = {
     # The model of these tests lies nowhere, and is version 0.
     "/pull_weights": 409,
     "/hotswap/v1/commit": 409,
+    # It follows nothing.
+    "/hotswap/v1/follow/notice": 404,
     # An empty object describes no shared memory.
     "/hotswap/v1/push": 400,
     "/poll/{request_id:path}": 404,

@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from hotswap.api_keys import ApiKey
 from hotswap.engine.prefix_cache import CacheStats
+from hotswap.follow import Follower, FollowOptions
 from hotswap.state import Command, Machine, Outcome, Situation
 from hotswap.testing.asgi_call import AsgiCall
 from hotswap.testing.scripted_engine import ScriptedEngine
@@ -194,9 +196,12 @@ async def test_on_a_server_with_keys_the_normal_one_is_needed(
 
 
 async def test_every_metric_is_documented_and_none_besides(
-    serve: Callable[..., Serving],
+    serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
     serving = serve(engine=Knowing())
+    served = serving.app.state.served
+    options = FollowOptions(source=tmp_path / "s", local=tmp_path / "l", base=tmp_path)
+    served.follower = Follower(options, puller=served.puller, server=serving.commands)
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     of_core, _, of_plugins = page.partition("\n## From a plug-in\n")
     text = (await serving.client.get("/metrics")).text

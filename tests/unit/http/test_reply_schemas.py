@@ -9,6 +9,7 @@ import jsonschema_rs
 import pytest
 import torch
 
+from hotswap.follow import Follower, FollowOptions
 from hotswap.http.app import core_routes
 from hotswap.http.reply_schemas import REPLY_SCHEMAS
 from hotswap.testing.raw_safetensors import entry, pack
@@ -68,6 +69,7 @@ ASKED: dict[str, list[tuple[str, str, object]]] = {
         ("POST", "/update_weights_from_tensor", {**_PUSH, "update_id": "u"}),
         ("POST", "/hotswap/v1/commit", {"update_id": "u"}),
     ],
+    "/hotswap/v1/follow/notice": [("POST", "/hotswap/v1/follow/notice", {"version": 3})],
     "/hotswap/v1/abort": [
         ("POST", "/hotswap/v1/abort", None),
         ("POST", "/hotswap/v1/begin", None),
@@ -129,6 +131,10 @@ async def test_a_real_reply_is_as_its_schema(
     # Beside the model's directory, where pulls may write.
     local = str(tmp_path.with_name(f"{tmp_path.name}-local"))
     serving = serve(model=str(tmp_path), served_model_name="MODEL", dialect=dialect)
+    served = serving.app.state.served
+    options = FollowOptions(source=tmp_path / "s", local=tmp_path / "l", base=tmp_path)
+    if path != "/ready":  # which says with a 503 that it has not begun to follow
+        served.follower = Follower(options, puller=served.puller, server=serving.commands)
     with flattened_bucket([("a", torch.ones(4))]) as payload:
         await check_replies(serving, path, {"LOCAL": local, "PAYLOAD": payload}, dialect)
 

@@ -109,6 +109,7 @@ async def test_status(serving: Any) -> None:
         "counters": {"commands": {}, "updates": {}, "states": {}},
         "cache": None,
         "model_path": "/models/a",
+        "follow": None,
     }
 
 
@@ -177,6 +178,7 @@ async def test_native_state(serving: Any) -> None:
             "weights": WEIGHTS,
             "updates": [],
             "session": None,
+            "follow": None,
             "in_flight": {"running": 0, "waiting": 0, "holding_kv": 0},
         },
     )
