@@ -108,7 +108,8 @@ def _index_of(
 
 
 def _missing(number: int, target: int, error: StreamError) -> VersionMissing:
+    seen, _, _ = str(error).partition(";")  # what it advises is for a target, which may come
     return VersionMissing(
-        f"version {number} is missing on the way to {target} ({error}); publish it again, or "
+        f"version {number} is missing on the way to {target} ({seen}); publish it again, or "
         "publish a full version after it"
     )

@@ -59,7 +59,7 @@ class SourceUnusable(StreamError):
 
 
 class VersionMissing(StreamError):
-    """A version between what is applied and the target is not there."""
+    """A version between what is applied and the target is not there, or the target is gone."""
 
 
 class VersionMalformed(StreamError):

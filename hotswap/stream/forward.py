@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,10 +11,11 @@ import msgspec
 from hotswap.errors import UpdateRejected
 from hotswap.stream.append import append
 from hotswap.stream.apply import grouped
+from hotswap.stream.base_check import base_blamed
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.copy_check import refuse_damage
-from hotswap.stream.errors import LocalDamaged, SourceNotReady, StreamError
+from hotswap.stream.errors import DeltaDamaged, LocalDamaged, SourceNotReady, StreamError
 from hotswap.stream.in_files import OpenLocal, write_in_place
 from hotswap.stream.job import Job, read_unchanged
 from hotswap.stream.layout import spelled
@@ -170,7 +171,25 @@ def _apply(job: Job, here: OpenLocal, source: Source, chain: Chain) -> PullRepor
     if chain.deltas:
         with job.local.tally.phase("read"):
             versions, digest = read_unchanged(source, chain, lengths)
-    limits, more, of_bytes = job.limits, len(chain.deltas), sum(lengths.values())
+    try:
+        return _written(job, here, chain, versions, digest)
+    except DeltaDamaged as error:
+        if state.number or not versions:
+            raise
+        # What they were put on is the base, as it was copied.
+        raise base_blamed(error, here.stored, versions[0], path=job.base_path) from error
+
+
+def _written(
+    job: Job,
+    here: OpenLocal,
+    chain: Chain,
+    versions: Sequence[Mapping[str, Delta]],
+    digest: str | None,
+) -> PullReport:
+    state = here.held.state
+    limits, more = job.limits, len(chain.deltas)
+    of_bytes = sum(here.stored.lengths.values())
     if limits is not None and limits.allow(here.held, more, of_bytes=of_bytes):
         append(
             here,

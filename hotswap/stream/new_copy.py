@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from hotswap.stream.aggregate import aggregate_deltas, aggregate_index
 from hotswap.stream.apply import grouped
+from hotswap.stream.base_check import base_blamed
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
-from hotswap.stream.errors import DeltaDamaged
+from hotswap.stream.errors import DeltaDamaged, StreamError
 from hotswap.stream.job import Job, check_unchanged
 from hotswap.stream.layout import spelled
 from hotswap.stream.report import PullMode, PullReport
@@ -96,7 +97,12 @@ def _copied(
                 pool=job.local.pool,
                 tally=job.local.tally,
             )
-            files = seed(begin, grouped(versions), (base, begin), seeding)
+            try:
+                files = seed(begin, grouped(versions), (base, begin), seeding)
+            except DeltaDamaged as error:
+                if way.seed_version or way.shortcut is not None:
+                    raise
+                raise _told_of_base(job, error, base, versions[0]) from error
         if digest is not None:
             check_unchanged(source, target, digest)
         state = State(
@@ -117,6 +123,14 @@ def _copied(
         raise
     mode = PullMode.RESEED if again else PullMode.SEED
     return job.report(mode, way.chain, aggregate=way.shortcut is not None, reason=reason)
+
+
+def _told_of_base(
+    job: Job, error: DeltaDamaged, base: StoredTensors, first: Mapping[str, Delta]
+) -> StreamError:
+    held = job.local.held
+    made_of = None if held is None else held.state.base_checkpoint_dir
+    return base_blamed(error, base, first, path=job.base_path, made_of=made_of)
 
 
 def _clear_incoming(job: Job) -> None:

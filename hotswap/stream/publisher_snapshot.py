@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hotswap.stream.apply import blame, bytes_of, fold, grouped
+from hotswap.stream.base_check import base_blamed
 from hotswap.stream.blobs import Delta
-from hotswap.stream.errors import StreamError, VersionMissing
+from hotswap.stream.errors import DeltaDamaged, StreamError, VersionMissing
 from hotswap.stream.parallel import run_all
 from hotswap.stream.place import Place
 from hotswap.stream.publisher_tensors import HostTensor
@@ -57,16 +58,19 @@ def restored(
         versions = deltas()
         by_tensor = grouped(versions)
         found: Snapshot = {}
-        run_all(
-            pool,
-            [
-                (
-                    begin.tensors[name].span.length,
-                    partial(_restore, begin.tensors[name], by_tensor.get(name, []), found),
-                )
-                for name in names
-            ],
-        )
+        tasks = [
+            (
+                begin.tensors[name].span.length,
+                partial(_restore, begin.tensors[name], by_tensor.get(name, []), found),
+            )
+            for name in names
+        ]
+        try:
+            run_all(pool, tasks)
+        except DeltaDamaged as error:
+            if base_dir is None or begin.folder.path != base_dir:
+                raise
+            raise base_blamed(error, begin, versions[0], path=str(base_dir)) from error
     return found
 
 

@@ -11,6 +11,7 @@ from hotswap.stream.blobs import Delta, locate_deltas, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
 from hotswap.stream.checksums import checksum
 from hotswap.stream.errors import SourceNotReady, raised_as
+from hotswap.stream.gone import gone
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
 from hotswap.stream.place import Place
@@ -48,8 +49,24 @@ class Source:
         return f"<Source {self.path}>"
 
     def chain(self, target: int, *, at_hand: Collection[int] = ()) -> Chain:
-        """How to reach ``target``. Raises: as ``resolve``."""
-        return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
+        """How to reach ``target``.
+
+        Raises: as ``resolve``; VersionMissing also for a target that is gone.
+        """
+        try:
+            return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
+        except SourceNotReady as error:
+            told = gone(
+                error,
+                self.path,
+                target,
+                at_hand=at_hand,
+                open_one=self._open,
+                names=self.names,
+            )
+            if told is error:
+                raise
+            raise told from error
 
     def fitting(self, chain: Chain) -> Chain:
         """As many versions from the beginning of ``chain`` as memory is taken for, at least one.

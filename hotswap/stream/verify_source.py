@@ -60,6 +60,7 @@ def verify_source(
             run.check_from("base", 0, Path(base_dir), pool)
         for number in full:
             run.check_from(directory_of(source, number).name, number, None, pool)
+    note = "; ".join(filter(None, [note, run.doubts_base()])) or None
     run.blame_unreached(base_is_known=base_dir is not None)
     full = [number for number in full if number in run.reached]
     if full:
@@ -164,6 +165,18 @@ class _Run:
                 why = f"builds on version {before}, which is missing"
             error = VersionMissing(f"{directory}: was not checked: it {why}")
             self.faults.add(directory.name, error)
+
+    def doubts_base(self) -> str | None:
+        """What to say when a version on the base fits none of its tensors."""
+        for number in self.children.get(0, ()):
+            directory, index = self.nodes[number]
+            wrong = {fault.tensor for fault in self.faults.found if fault.where == directory.name}
+            if len(index.file_of) > 1 and wrong >= index.file_of.keys():
+                return (
+                    f"{directory.name} gives wrong bytes for every tensor: was it made for another "
+                    "base checkpoint than this --base?"
+                )
+        return None
 
     def _is_at_fault(self, number: int) -> bool:
         return directory_of(self.source, number).name in self.faults.places

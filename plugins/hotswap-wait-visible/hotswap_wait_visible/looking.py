@@ -16,13 +16,13 @@ from pathlib import Path
 from hotswap.errors import UpdateRejected
 from hotswap.stream import directory_of
 from hotswap.stream.header import MAX_HEADER_BYTES
-from hotswap.stream.layout import INDEX, is_number
+from hotswap.stream.layout import INDEX, is_number, version_named
 from hotswap.stream.source_file import header_of
 from hotswap.stream.stored import StoredTensors, is_weight_file
 from hotswap.weights.folder import Folder
 from hotswap.weights.layout import find_layout
 
-__all__ = ["what_is_missing"]
+__all__ = ["has_newer", "what_is_missing"]
 
 
 def what_is_missing(root: Path, source: Path, version: str | None) -> str | None:
@@ -43,6 +43,18 @@ def what_is_missing(root: Path, source: Path, version: str | None) -> str | None
         return str(error)
     wanted = "weights" if directory is None else f"{directory.name}, or weights of its own"
     return f"{source} has neither an index nor weights among {len(names)} names, wanted {wanted}"
+
+
+def has_newer(source: Path, version: str | None) -> bool:
+    """Whether ``source`` lists versions after ``version``, and not that one. Blocks."""
+    wanted = _version_directory(source, version)
+    try:
+        names = os.listdir(source)
+    except OSError:
+        return False
+    numbers = [number for name in names if (number := version_named(name)) is not None]
+    number = None if wanted is None else version_named(wanted.name)
+    return number is not None and number not in numbers and max(numbers, default=0) > number
 
 
 def _listed(root: Path, source: Path) -> list[str]:
@@ -72,7 +84,8 @@ def _of_checkpoint(directory: Path) -> str | None:
         if not find_layout(folder).is_safetensors:
             # What is inside such a file says nothing of its length.
             return None
-    StoredTensors.at(directory).close()
+    # A published version is no local checkpoint: whether it has a log is not to be asked.
+    StoredTensors.at(directory, with_log=True).close()
     return None
 
 

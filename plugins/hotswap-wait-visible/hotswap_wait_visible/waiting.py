@@ -17,7 +17,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.hookspecs import TIMEOUTS_S
 from hotswap.stream import SourceNotReady
 from hotswap.uninterrupted import own_threads
-from hotswap_wait_visible.looking import what_is_missing
+from hotswap_wait_visible.looking import has_newer, what_is_missing
 
 __all__ = ["EVERY_S", "LIMIT_S", "WITHIN_S", "Waiting", "check_seconds"]
 
@@ -61,7 +61,8 @@ class Waiting:
     async def until_whole(self, source: str, version: str | None) -> None:
         """Look again and again, each time from the root's own list of names on.
 
-        Raises: SourceNotReady when something is still missing after ``within_s``.
+        Raises: SourceNotReady when something is still missing after ``within_s``, unless the
+        source has versions that are newer than one that is not there.
         """
         root = self.root_of(source)
         if root is None:
@@ -77,6 +78,10 @@ class Waiting:
                 if missing is None:
                     return
                 await anyio.sleep(self.every_s)
+        newer = partial(has_newer, _path(source), version)
+        with anyio.move_on_after(self.within_s):
+            if await anyio.to_thread.run_sync(newer, abandon_on_cancel=True, limiter=own_threads()):
+                return  # it is gone and not late, which the pull says, and no wait would mend
         raise SourceNotReady(
             f"hotswap-wait-visible: {source} is not visible after {self.within_s:g} s: {missing}; "
             "see whether it was published, or wait longer with --wait-visible-s"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from hotswap_wait_visible import Waiting, hotswap_options, hotswap_pre_read
-from hotswap_wait_visible.looking import what_is_missing
+from hotswap_wait_visible.looking import has_newer, what_is_missing
 
 from hotswap.errors import UpdateRejected
 from hotswap.options import option_values
@@ -315,3 +315,15 @@ def test_an_option_of_no_use_stops_the_start(option: str, text: str) -> None:
     variable = f"HOTSWAP_{option.upper().replace('-', '_')}"
     with pytest.raises(ValueError, match=f"^{variable}: .*{option}.*, wanted"):
         option_values(hotswap_options(), environ={variable: text})
+
+
+async def test_a_version_that_was_pruned_is_left_to_the_pull_to_tell(tmp_path: Path) -> None:
+    options = {"wait-visible-root": (str(tmp_path),), "wait-visible-s": 0.05}
+    for name in ("weight_v000003", "weight_v000004"):
+        (tmp_path / "stream" / name).mkdir(parents=True)
+    waiting = Waiting.from_options(options)
+    await waiting.until_whole(str(tmp_path / "stream"), "2")
+    for version in ("3", "5", "a label", None):
+        with pytest.raises(SourceNotReady, match="is not visible after"):
+            await waiting.until_whole(str(tmp_path / "stream"), version)
+    assert not has_newer(tmp_path / "nowhere", "2")

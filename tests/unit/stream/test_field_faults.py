@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from hotswap.stream import (
+    BaseChanged,
     DeltaDamaged,
     OutOfOrder,
     PullReport,
@@ -140,9 +141,9 @@ def test_the_chain_is_found_whole_before_anything_is_written(kind: Kind, tmp_pat
 def test_a_delta_on_another_base_than_the_one_applied(kind: Kind, tmp_path: Path) -> None:
     stream = added(Stream(tmp_path), kind, 2)
     reach(stream, 0)
-    # It says that it builds on 0 and builds on 1.
+    # It says that it builds on 0 and builds on 1: as a version that was made for another base.
     edit_index(directory_of(stream.source, 2), base_version="000000")
-    refused(stream, 2, DeltaDamaged, at=0)
+    refused(stream, 2, BaseChanged, at=0)
     edit_index(directory_of(stream.source, 2), base_version="000002")
     refused(stream, 2, OutOfOrder, at=0)
     edit_index(directory_of(stream.source, 2), base_version="000001")
