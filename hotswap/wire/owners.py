@@ -6,17 +6,21 @@ Rules:
   process's some day. One that has ended is gone, also while its parent has not asked how (a
   zombie).
 * What another process has mapped is not nobody's, though its owner has ended.
+* A process of another PID namespace has another number here, or none: whether it has a segment
+  is asked of the kernel, by a lease.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["UNKNOWN", "Owner", "is_mapped"]
+__all__ = ["UNKNOWN", "Owner", "is_held", "is_mapped"]
 
 UNKNOWN = -1
 """When a process was started that the system would not tell of: it has no descriptors left."""
@@ -63,6 +67,23 @@ def is_mapped(path: Path) -> bool:
         with suppress(OSError):
             if any(line.endswith(wanted) for line in maps.read_bytes().splitlines()):
                 return True
+    return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether any process, of whichever PID namespace, has ``path`` open for writing, or mapped
+    so: the kernel gives nobody a lease on it then. False where it gives none at all."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            # Who opens it meanwhile has us told; by default that would end this process.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
     return False
 
 

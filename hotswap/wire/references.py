@@ -4,8 +4,8 @@ Rules:
 
 * As many go back as came. The last one is never taken: it is the owner's.
 * The owner waits for the reply before it lets go itself, so that both do not count at once.
-* A segment whose owner has ended, and that no other process has mapped, is nobody's, and is
-  removed.
+* A segment whose owner has ended, and that no other process has mapped or holds, is nobody's,
+  and is removed. Who only cannot be seen, being of another PID namespace, holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hotswap.wire.owners import Owner, is_mapped
+from hotswap.wire.owners import Owner, is_held, is_mapped
 from hotswap.wire.sent import COUNTERS, CudaStorage, Storage
 
 __all__ = [
@@ -37,6 +37,7 @@ HEADER_BYTES = 64
 _USERS_BYTES, _COUNTER_BYTES = 4, 8
 _COUNTERS_BYTES = HEADER_BYTES + COUNTERS * _COUNTER_BYTES
 _COUNTING = threading.Lock()  # a count is read and written: by one thread at a time
+_GIVING = threading.Lock()  # who gives back holds the segment too
 
 
 def give_back(
@@ -51,11 +52,14 @@ def give_back(
     """
     for name, count in references.items():
         owner = (owners or {}).get(name) or Owner.of(name)
-        with suppress(OSError), _opened(directory / name) as fd:
-            if owner.lives or is_mapped(directory / name):
-                _count_down(fd, at=0, width=_USERS_BYTES, by=count, least=1)
-            else:
-                (directory / name).unlink()
+        path = directory / name
+        with suppress(OSError), _GIVING:
+            is_somebodys = owner.lives or is_mapped(path) or is_held(path)
+            with _opened(path) as fd:
+                if is_somebodys:
+                    _count_down(fd, at=0, width=_USERS_BYTES, by=count, least=1)
+                else:
+                    path.unlink()
 
 
 def give_back_on_device(storages: Iterable[Storage], *, directory: Path = SHARED_MEMORY) -> None:
