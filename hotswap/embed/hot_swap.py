@@ -15,12 +15,15 @@ from hotswap.controller import Controller
 from hotswap.embed.engine import GatedEngine
 from hotswap.embed.gate import ForwardGate
 from hotswap.errors import WeightsNotWhole
+from hotswap.follow import Follower
+from hotswap.follow.start import FollowSetup
 from hotswap.http.app import create_app
 from hotswap.http.dialect import paused_policy
 from hotswap.http.served import Served
 from hotswap.options import option_values
 from hotswap.plugin_hooks import with_options
 from hotswap.plugins import Plugins, load_plugins, resolve_strategies
+from hotswap.pulls import Puller
 from hotswap.seams import LoadStrategy
 from hotswap.settings import Settings
 from hotswap.state import Change, Weights
@@ -37,14 +40,15 @@ class HotSwap:
     Strategies come from the installed plug-ins, unless ``strategies`` names others.
     ``settings`` are those of the app: without ``allow_weight_update`` it shows the state
     and changes nothing. ``flush`` drops what was computed with the weights and kept.
-    ``stamp`` says which weights the module has now.
+    ``stamp`` says which weights the module has now. With ``follow`` in ``settings`` it keeps
+    itself current with a stream, whose version 0 is ``model``; ``follower`` says how far it is.
 
     ``gate`` may be used on every thread, also before the block and after it. Everything
     else belongs to the event loop that runs the ``async with``. Leaving the block ends
     what was begun: a commit is finished, a source that is still being read is let go.
 
     Raises: UpdateRejected for a module that cannot be updated, PluginError; TypeError for what
-    is no module.
+    is no module; ValueError and OSError for a stream that cannot be followed.
     """
 
     def __init__(
@@ -60,8 +64,12 @@ class HotSwap:
         told = settings or Settings()
         plugins = load_plugins() if strategies is None else Plugins()
         values = option_values(plugins.options) | told.option_values
+        follows = FollowSetup.of(values)
         if strategies is None:
-            strategies = resolve_strategies(plugins, values)
+            made_of = values if follows is None else follows.strategy_values
+            strategies = resolve_strategies(plugins, made_of)
+        if follows is not None:
+            strategies = follows.strategies(strategies)
         self.gate: ForwardGate = ForwardGate()
         self.engine: GatedEngine = GatedEngine(target, gate=self.gate, flush=flush, stamp=stamp)
         self.controller: Controller = Controller(
@@ -74,8 +82,20 @@ class HotSwap:
             hold_s=told.hold_s,
         )
         self.controller.machine.observe(self._on_change)
+        puller = Puller.from_options(values, hooks=plugins.pre_read)
+        self.follower: Follower | None = None
+        if follows is not None:
+            self.follower = follows.follower(
+                self.controller, base=puller.base, hooks=plugins.pre_read
+            )
         self.app: Starlette = create_app(
-            self.controller, self.engine, told, plugins=plugins, strategies=strategies
+            self.controller,
+            self.engine,
+            told,
+            plugins=plugins,
+            puller=puller,
+            follower=self.follower,
+            strategies=strategies,
         )
         self._entered = False
 
@@ -87,6 +107,8 @@ class HotSwap:
             raise RuntimeError("this HotSwap has been entered before; make a new one")
         self._entered = True
         await self.controller.start()
+        if self.follower is not None:
+            await self.follower.__aenter__()
         return self
 
     async def __aexit__(
@@ -98,6 +120,8 @@ class HotSwap:
         served: Served = self.app.state.served
         with anyio.CancelScope(shield=True):
             served.begin_shutdown()
+            if self.follower is not None:
+                await self.follower.__aexit__(kind, error, trace)
             await self.controller.close()
             served.end_shutdown()
         # Threads that wait at the gate of a server that ends must not wait for ever.
