@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotswap.errors import UpdateRejected
 from hotswap.wire import CudaStorage, Received, decode, opened
@@ -223,6 +225,13 @@ def test_names_are_found_in_a_body_that_is_refused(spelling: str) -> None:
     assert names_in_body(body) == wanted
     with opened(decode(payload)):
         pass
+
+
+@given(st.lists(st.sampled_from(
+    [b"a" * 130, b"\\", b"u00", b"2f", b"n", b"/", b'"', b"Z0F", b"\xff", b"=", b"+", b" "]
+)))  # fmt: skip
+def test_any_body_can_be_searched(parts: list[bytes]) -> None:
+    assert names_in_body(b"".join(parts)) == {}
 
 
 def test_a_body_that_names_nothing_is_searched_once() -> None:
