@@ -286,10 +286,10 @@ COMMANDS: tuple[CliCommand, ...] = (
             Flag(
                 name="--local-checkpoint",
                 metavar="HOW",
-                choices=("materialize", "log"),
+                choices=("materialize", "two-copies", "log"),
                 default="materialize",
-                help="write the version into the files, or keep deltas beside them for hotswap's "
-                "readers to apply",
+                help="write the version into the files, the same with a second copy of them, which "
+                "is faster, or keep deltas beside them for hotswap's readers to apply",
             ),
             Flag(
                 name="--check",

@@ -79,7 +79,7 @@ class LogChanges:
                 for name in log.names
             }
             staging = InPlace(
-                journal=None,
+                changes=None,
                 pool=pool,
                 tally=Tally(),
                 known=self._held.plain.tensors,

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged
@@ -17,7 +18,7 @@ from hotswap.stream.journal import JournalReader, Record, chunk_room
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import Reserved, spelled_out, write_durably
-from hotswap.stream.strangers import empty_incoming
+from hotswap.stream.strangers import empty, make_own
 
 __all__ = ["finish", "forget"]
 
@@ -45,18 +46,32 @@ def forget(paths: Reserved, disk: Disk) -> None:
     """Remove the journal and what was staged for it. Raises: OSError."""
     disk.remove(paths.journal)
     disk.sync_directory(paths.home)
-    empty_incoming(paths, disk)
+    empty(paths.incoming, disk)
 
 
 def _place_files(paths: Reserved, journal: JournalReader, disk: Disk) -> None:
+    keeps = set(journal.outcome.keeps)
+    if keeps:
+        make_own(paths.spare, disk)
     for name in journal.outcome.moves:
         incoming, place = paths.incoming / name, paths.directory / name
         if incoming.is_file() and not incoming.is_symlink():
+            if name in keeps:
+                _keep(place, paths.spare / name, disk)
             disk.rename(incoming, place)
         elif not place.exists():
             raise LocalDamaged(f"{place}: is gone, and so is its new copy")
     for name in journal.outcome.removes:
         disk.unlink(paths.directory / name)
+
+
+def _keep(place: Path, spare: Path, disk: Disk) -> None:
+    """Make what is in ``place`` the spare, unless that was done before."""
+    if not os.path.lexists(place):
+        return
+    if os.path.lexists(spare) and not spare.is_file():
+        disk.remove(spare)
+    disk.rename(place, spare)
 
 
 def _write_records(

@@ -16,7 +16,7 @@ from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.copy_check import refuse_damage
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged, SourceNotReady, StreamError
-from hotswap.stream.in_files import OpenLocal, write_in_place
+from hotswap.stream.in_files import OpenLocal, write_in_files
 from hotswap.stream.job import Job, read_unchanged
 from hotswap.stream.layout import spelled
 from hotswap.stream.log import Holding
@@ -65,6 +65,8 @@ def _together(first: PullReport, later: PullReport) -> PullReport:
 
 def _step(job: Job, *, check: bool = False) -> PullReport:
     recovered = job.local.recover()
+    if not job.copies:
+        job.local.drop_copies()
     held = job.local.held
     if held is None:
         reason = "its state is not to be trusted" if job.local.paths.state.exists() else None
@@ -206,7 +208,7 @@ def _written(
         checkpoint_source_dir=job.source_path if chain.target else state.checkpoint_source_dir,
         index_digest=digest,
     )
-    write_in_place(here, grouped(versions), after, patches=job.patches)
+    write_in_files(here, grouped(versions), after, patches=job.patches, copies=job.copies)
     whole = Chain(start=here.held.plain.number, deltas=(*here.log.indexes, *chain.deltas))
     mode = PullMode.DELTA if len(whole.deltas) == 1 else PullMode.FOLD
     return job.report(mode, whole)

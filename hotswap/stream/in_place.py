@@ -1,8 +1,8 @@
-"""The steady state: what changes in a local checkpoint, verified and written as a journal.
+"""The steady state: what changes in a local checkpoint, verified and put aside.
 
-Rule: nothing of the checkpoint is written here, and without a journal nothing at all. A tensor
-is read, changed and hashed a piece at a time; only words that differ go into the journal, as
-absolute bytes, and it counts only once every tensor has been verified.
+Rule: nothing that is read is written here, and without ``changes`` nothing at all. A tensor
+is read, changed and hashed a piece at a time; what goes into a journal, as the words that differ,
+or into a second copy, counts only once every tensor has been verified.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -18,17 +19,30 @@ from hotswap.sparse.recorder import Recorder
 from hotswap.stream.apply import Fold, blame, bytes_of, fold
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
+from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
 from hotswap.stream.gap import Steps
 from hotswap.stream.gap_memory import GapMemory
-from hotswap.stream.journal import CHUNK_BYTES, JournalWriter, chunk_room
+from hotswap.stream.journal import CHUNK_BYTES, chunk_room
 from hotswap.stream.parallel import run_all
 from hotswap.stream.piecewise import piecewise, untold
 from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
-__all__ = ["InPlace", "stage_changes"]
+__all__ = ["Changes", "InPlace", "stage_changes"]
+
+
+class Changes(Protocol):
+    """Where changed pieces of files go: a journal, or a second copy. Any thread."""
+
+    def wants_words(self, file: int) -> bool:
+        """Whether ``change`` has to be told which words of file number ``file`` are others."""
+        ...
+
+    def change(self, file: int, offset: int, room: Bytes, *, span: int, words: Words) -> None:
+        """The ``span`` bytes at ``offset`` are now as ``room`` begins, which is whole words."""
+        ...
 
 
 _NONE: Words = np.empty(0, np.intp)
@@ -46,7 +60,7 @@ class InPlace:
     ``memory`` is for deltas that will be applied again.
     """
 
-    journal: JournalWriter | None
+    changes: Changes | None
     pool: Executor
     tally: Tally
     known: Mapping[str, str]
@@ -58,7 +72,7 @@ class InPlace:
 
 
 def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple[str, ...]:
-    """Put everything that ``deltas`` change into the journal; the files that it numbers.
+    """Put everything that ``deltas`` change where it goes; the files, by their numbers there.
 
     A tensor of which only ``earlier`` deltas are known has none in ``deltas``, but its name.
 
@@ -106,8 +120,10 @@ def _stage_all(
     length, last = tensor.span.length, deltas[-1]
     if staging.recorder is not None and recorded_from < len(deltas):
         staging.recorder.begin(tensor.name, length)
-    quiet, steps = _steps(deltas, length, staging, recorded_from)
-    first = 0 if staging.journal is None else recorded_from
+    changes = staging.changes
+    wanted = changes is not None and changes.wants_words(file)
+    silent = 0 if wanted else _unheard(deltas, staging, recorded_from)
+    quiet, steps = _steps(deltas, length, staging, silent)
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
     for at in range(0, length, CHUNK_BYTES):
         size = min(CHUNK_BYTES, length - at)
@@ -120,10 +136,10 @@ def _stage_all(
         published.update(piece.data)
         if last.checksum_format != OWN_CHECKSUM:
             own.update(piece.data)
-        new = _any_of(touched[first:], size)
-        if staging.journal is not None:
+        new = _any_of(touched[max(0, recorded_from - silent) :], size)
+        if changes is not None:
             words = _any_of(touched, size) if recorded_from else new
-            staging.journal.change(file, tensor.span.offset + at, room, span=size, words=words)
+            changes.change(file, tensor.span.offset + at, room, span=size, words=words)
         if staging.recorder is not None:
             staging.recorder.note(tensor.name, at, new, room.view("<u8")[new])
         staging.tally.through(done=size)
@@ -135,16 +151,18 @@ def _stage_all(
     staging.digests[tensor.name] = (published if same else own).hexdigest()
 
 
+def _unheard(deltas: Sequence[Delta], staging: InPlace, recorded_from: int) -> int:
+    """How many of ``deltas``, the first ones, no recorder hears of."""
+    return len(deltas) if staging.recorder is None else recorded_from
+
+
 def _steps(
-    deltas: Sequence[Delta], length: int, staging: InPlace, recorded_from: int
+    deltas: Sequence[Delta], length: int, staging: InPlace, silent: int
 ) -> tuple[list[Steps], list[Steps]]:
-    """Those of which nobody hears what they change, and those that tell it, in their order."""
-    among = len(deltas)
-    silent = len(deltas) if staging.recorder is None else recorded_from
-    if staging.journal is not None:
-        silent = 0
-    quiet = untold(deltas[:silent], length, among=among, memory=staging.memory)
-    told = [piecewise(d, length, among=among, memory=staging.memory) for d in deltas[silent:]]
+    """The first ``silent`` deltas, which do not tell what they change, and the others."""
+    among, memory = len(deltas), staging.memory
+    quiet = untold(deltas[:silent], length, among=among, memory=memory)
+    told = [piecewise(one, length, among=among, memory=memory) for one in deltas[silent:]]
     return list(quiet), told
 
 

@@ -30,8 +30,8 @@ class Job:
 
     ``base_digest`` is that of the base when it was recorded; None when it never was.
     ``patches`` gets what changed, for an update that follows. ``limits`` are those of the log
-    that deltas go to, None where they go into the files. ``check``: a copy is read before it
-    is relied on.
+    that deltas go to, None where they go into the files, with ``copies`` into second ones.
+    ``check``: a copy is read before it is relied on.
     """
 
     places: Places
@@ -41,6 +41,7 @@ class Job:
     base_digest: str | None = None
     patches: PatchCache | None = None
     limits: LogLimits | None = None
+    copies: bool = False
     check: bool = False
 
     def is_to_fold(self, held: Holding) -> bool:

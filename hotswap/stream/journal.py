@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     ``before`` is the digest of the state file that it starts from, None without one.
     ``files`` are the files that records number. ``moves`` come from ``incoming``,
-    ``removes`` go.
+    ``removes`` go. What lies where those of ``moves`` go that are in ``keeps`` becomes the spare.
     """
 
     before: str | None
@@ -62,6 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,10 @@ class JournalWriter:
         record[_PAYLOAD : _PAYLOAD + values].view("<u8")[:] = room.view("<u8")[words]
         record[_PAYLOAD + values :].view("<u4")[:] = words
         self._record(_WORDS, file, offset, span, record)
+
+    def wants_words(self, file: int) -> bool:
+        """Whether ``change`` has to be told which words are others: always."""
+        return file >= 0
 
     def commit(self, outcome: Outcome) -> None:
         """Make the journal durable and give it its name. Raises: OSError."""
@@ -228,7 +233,7 @@ class JournalReader:
         except (ValueError, RecursionError) as error:
             # Whole, and of another schema: what it would have to do is not known here.
             raise self._damaged() from error
-        names = *outcome.files, *outcome.moves, *outcome.removes
+        names = *outcome.files, *outcome.moves, *outcome.removes, *outcome.keeps
         if not are_plain(names) or not is_number(outcome.state.version):
             raise self._damaged()
         return begin, outcome

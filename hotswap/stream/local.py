@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +38,13 @@ from hotswap.stream.state import (
     write_durably,
 )
 from hotswap.stream.stored import StoredTensors, is_text, is_weight_file
-from hotswap.stream.strangers import clear_unfinished, empty_incoming, has_strangers, own_text
+from hotswap.stream.strangers import (
+    clear_unfinished,
+    empty,
+    has_strangers,
+    make_own,
+    own_text,
+)
 from hotswap.weights.roots import Allowed
 
 __all__ = ["LocalCheckpoint"]
@@ -189,9 +195,20 @@ class LocalCheckpoint:
 
     def begin_incoming(self) -> Path:
         """An empty directory for the files of a new copy. Raises: OSError."""
-        empty_incoming(self.paths, self.disk)
+        self.drop_copies()
         self.disk.make_directory(self.paths.incoming)
         return self.paths.incoming
+
+    def begin_copies(self, names: Collection[str]) -> None:
+        """Make the place for new files ``names``; those that are there stay. Raises: OSError."""
+        make_own(self.paths.incoming, self.disk)
+        make_own(self.paths.spare, self.disk)
+        empty(self.paths.incoming, self.disk, but=names)
+
+    def drop_copies(self) -> None:
+        """Give back the room of files that are not in their places. Raises: OSError."""
+        for directory in (self.paths.incoming, self.paths.spare):
+            empty(directory, self.disk)
 
     def replace(self, state: State) -> None:
         """Let the files in ``incoming`` take their places, as ``state`` says. Raises: OSError."""
@@ -210,6 +227,7 @@ class LocalCheckpoint:
         files: tuple[str, ...] = (),
         moves: tuple[str, ...] = (),
         removes: tuple[str, ...] = (),
+        keeps: tuple[str, ...] = (),
     ) -> None:
         """Make ``journal`` durable, then carry it out. Closes it, whatever happens.
 
@@ -221,7 +239,14 @@ class LocalCheckpoint:
             self._end_log(state)
             before = digest_of(read_text(self.paths.state))
             journal.commit(
-                Outcome(before=before, state=state, files=files, moves=moves, removes=removes)
+                Outcome(
+                    before=before,
+                    state=state,
+                    files=files,
+                    moves=moves,
+                    removes=removes,
+                    keeps=keeps,
+                )
             )
         finally:
             journal.close()

@@ -11,7 +11,7 @@ from hotswap.sparse.cache import PatchCache
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.explained import explained
-from hotswap.stream.in_files import OpenLocal, write_in_place
+from hotswap.stream.in_files import OpenLocal, write_in_files
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.log import Holding
 from hotswap.stream.progress import Progress, Tally
@@ -80,7 +80,7 @@ def _write(
         local.open_log(held, stored, allowed=allowed) as log,
     ):
         here = OpenLocal(local=local, held=held, stored=stored, log=log)
-        write_in_place(here, {}, held.state, patches=patches)
+        write_in_files(here, {}, held.state, patches=patches)
 
 
 def _report(local: LocalCheckpoint, held: Holding, recovered: bool) -> PullReport:

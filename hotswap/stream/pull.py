@@ -68,7 +68,8 @@ def pull(
     source is looked at, and not by who waited for another's pull of the same version.
     ``give_way``: the threads are nicer than the rest of the process, as beside serving.
     ``patches`` gets what a pull in place changed, for live weights that are at where it began.
-    ``keep``: whether deltas go into the files, or into a log beside them, within ``limits``.
+    ``keep``: whether deltas go into the files, into a second copy of them, or into a log beside
+    them, within ``limits``.
     ``check``: read all of a copy first, also one that is at the target, and make one anew in
     which a tensor is not what the last pull left; without it what no delta changes is not read.
 
@@ -96,6 +97,7 @@ def pull(
             base_digest=base_digest,
             patches=patches,
             limits=(limits or LogLimits()) if keep is Keep.LOG else None,
+            copies=keep is Keep.COPIES,
             check=check,
         )
         with job.local.alone(timeout_s=lock_timeout_s) as before:

@@ -15,10 +15,13 @@ class Keep(StrEnum):
     """What pulls make of a local checkpoint.
 
     ``materialize``: its files are the version, for every reader. ``log``: its files stay what
-    they were, and versions are kept beside them for readers that apply them.
+    they were, and versions are kept beside them for readers that apply them. ``two-copies``: as
+    ``materialize``, and faster for twice the room: a version is written into the files of the
+    one before last, which then takes the place of the last one's.
     """
 
     FILES = "materialize"
+    COPIES = "two-copies"
     LOG = "log"
 
 

@@ -4,7 +4,7 @@ A superset of what slime's receiver writes (``version``). Written through a temp
 file and renamed, once everything that it speaks of is durable.
 
 Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
-``journal``, ``incoming/``, ``log.json``, ``log/``, ``suspect`` and their ``*.tmp``.
+``journal``, ``incoming/``, ``spare/``, ``log.json``, ``log/``, ``suspect`` and their ``*.tmp``.
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ class Reserved:
         return self.home / "incoming"
 
     @property
+    def spare(self) -> Path:
+        """Files of the version before, to write the next one into; never read."""
+        return self.home / "spare"
+
+    @property
     def log_marker(self) -> Path:
         """Which versions are to be applied on the files, in memory."""
         return self.home / "log.json"
@@ -123,7 +128,7 @@ class Reserved:
     def check_own(self) -> None:
         """Raises: OutsideRoots when a link would lead what is written or removed elsewhere, or
         there is no place for what a pull keeps."""
-        for path in (self.home, self.incoming):
+        for path in (self.home, self.incoming, self.spare):
             if path.is_symlink():
                 raise OutsideRoots(
                     f"{path} is a link, and a pull would write and remove files where it leads; "

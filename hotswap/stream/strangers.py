@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hotswap.stream.disk import Disk
 from hotswap.stream.state import Reserved, read_text, unfinished
 
-__all__ = ["clear_unfinished", "empty_incoming", "has_strangers", "own_text"]
+__all__ = ["clear_unfinished", "empty", "has_strangers", "make_own", "own_text"]
 
 
 def has_strangers(paths: Reserved) -> bool:
@@ -44,13 +44,22 @@ def clear_unfinished(paths: Reserved, disk: Disk) -> None:
         disk.remove(state)
 
 
-def empty_incoming(paths: Reserved, disk: Disk) -> None:
-    """Remove every file of a copy that never took its place. Raises: OSError."""
-    if _is_other(paths.incoming, stat.S_ISDIR):
-        disk.remove(paths.incoming)
-    elif paths.incoming.exists():
-        for leftover in sorted(paths.incoming.iterdir()):
-            disk.remove(leftover)
+def empty(directory: Path, disk: Disk, *, but: Collection[str] = ()) -> None:
+    """Remove what is in ``incoming`` or ``spare``, ``but`` these names. Raises: OSError."""
+    if _is_other(directory, stat.S_ISDIR):
+        disk.remove(directory)
+    elif directory.exists():
+        for leftover in sorted(directory.iterdir()):
+            if leftover.name not in but:
+                disk.remove(leftover)
+
+
+def make_own(directory: Path, disk: Disk) -> None:
+    """Make ``directory``, in whose place nothing else may be. Raises: OSError."""
+    if _is_other(directory, stat.S_ISDIR):
+        disk.remove(directory)
+    if not directory.exists():
+        disk.make_directory(directory)
 
 
 def _is_other(path: Path, wanted: Callable[[int], bool]) -> bool:

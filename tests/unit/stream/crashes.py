@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -143,6 +144,78 @@ def _back(stream: Stream) -> int:
     return 1
 
 
+def _copies(stream: Stream) -> int:
+    """The first pull with a second copy: its files are new ones."""
+    stream.add("xor")
+    pull_now(stream, 0)
+    return 1
+
+
+def _spare(stream: Stream) -> int:
+    """There are spares, as after every pull but the first one."""
+    stream.add("xor")
+    stream.add("gap", share=0.6)
+    pull_now(stream, 0)
+    pull_now(stream, 1, keep=Keep.COPIES)
+    return 2
+
+
+def _spare_fold(stream: Stream) -> int:
+    """Spares that a killed pull had begun to write, and that somebody cut short."""
+    for encoding in ("xor", "overwrite", "gap", "xor"):
+        stream.add(encoding)
+    pull_now(stream, 0)
+    pull_now(stream, 1, keep=Keep.COPIES)
+    paths = Reserved(stream.local)
+    first, second = sorted(paths.spare.iterdir())
+    first.rename(paths.incoming / first.name)
+    (paths.incoming / "of another layout.safetensors").write_bytes(b"left")
+    os.truncate(second, second.stat().st_size // 2)
+    return 4
+
+
+def _spare_folded(stream: Stream) -> int:
+    """A log that a pull with a second copy finds there."""
+    target = _log(stream)
+    pull_now(stream, 2, keep=Keep.LOG)
+    return target
+
+
+def _spare_reseed(stream: Stream) -> int:
+    """Back to an earlier version: files of a second copy are there, and of no use."""
+    for encoding in ("xor", "gap", "overwrite"):
+        stream.add(encoding)
+    pull_now(stream, 2, keep=Keep.COPIES)
+    pull_now(stream, 3, keep=Keep.COPIES)
+    assert list(Reserved(stream.local).spare.iterdir())
+    return 1
+
+
+def _spare_recovery(stream: Stream) -> int:
+    """An earlier pull could not write any more once one of its files had changed places."""
+    target = _spare(stream)
+
+    def fault(number: int) -> None:
+        if disk.calls[:number].count("rename") > renames:
+            raise OSError(errno.EIO, "Input/output error")
+
+    renames = 3
+    disk = FaultyDisk(fault)
+    with pytest.raises(LocalDiskFailed, match="the next pull finishes it"):
+        pull_now(stream, target, disk=disk, keep=Keep.COPIES)
+    assert Reserved(stream.local).journal.exists()
+    return target
+
+
+def _back_in_place(stream: Stream) -> int:
+    """A pull without a second copy, where there is one."""
+    for encoding in ("xor", "gap"):
+        stream.add(encoding)
+    pull_now(stream, 0)
+    pull_now(stream, 1, keep=Keep.COPIES)
+    return 2
+
+
 SCENARIOS: Mapping[str, _Setup] = {
     "xor": _xor,
     "overwrite": _overwrite,
@@ -158,8 +231,16 @@ SCENARIOS: Mapping[str, _Setup] = {
     "log": _log,
     "folded": _folded,
     "back": _back,
+    "copies": _copies,
+    "spare": _spare,
+    "spare_fold": _spare_fold,
+    "spare_folded": _spare_folded,
+    "spare_reseed": _spare_reseed,
+    "spare_recovery": _spare_recovery,
+    "back_in_place": _back_in_place,
 }
 _LOGGED = ("log_begun", "log")
+_COPYING = ("copies", "spare", "spare_fold", "spare_folded", "spare_reseed", "spare_recovery")
 
 
 def pull_now(
@@ -213,6 +294,8 @@ class Scenario:
     def __init__(self, name: str, root: Path) -> None:
         self.name = name
         self.keep = Keep.LOG if name in _LOGGED else Keep.FILES
+        if name in _COPYING:
+            self.keep = Keep.COPIES
         self.root = root
         self.stream = Stream(root)
         self.target = SCENARIOS[name](self.stream)
@@ -261,7 +344,7 @@ class Scenario:
         if held is None or self.name == "damaged":
             return
         assert contents_of(self.local) == self.stream.at(held.plain.number)
-        assert held.log is None or self.name in (*_LOGGED, "folded", "back")
+        assert held.log is None or self.name in (*_LOGGED, "folded", "back", "spare_folded")
 
     def fail(self, at: int, code: int, *, times: float = 1) -> None:
         """Let one call fail (or it and all after it) and check what is left."""

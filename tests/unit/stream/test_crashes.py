@@ -18,7 +18,10 @@ def spread(count: int, among: int) -> list[int]:
     return sorted({math.ceil((number + 1) * among / count) - 1 for number in range(count)})
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+QUICK = [name for name in SCENARIOS if name not in ("spare_folded", "spare_reseed")]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_cut_short_anywhere_the_next_pull_gives_the_target(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     assert len(scenario.calls) >= 12
@@ -29,7 +32,7 @@ def test_cut_short_anywhere_the_next_pull_gives_the_target(name: str, tmp_path: 
         scenario.fail(at, ERRORS[number % 2], times=math.inf if number % 3 else 1)
 
 
-@pytest.mark.parametrize("name", ["fold", "reseed", "log"])
+@pytest.mark.parametrize("name", ["fold", "reseed", "log", "spare"])
 def test_killed_anywhere_the_next_pull_gives_the_target(name: str, tmp_path: Path) -> None:
     scenario = Scenario(name, tmp_path)
     assert scenario.kill(spread(8, len(scenario.calls))) == 8

@@ -44,6 +44,12 @@ def applied(of: Delta, old: Bytes, size: int, *, among: int = 1) -> Bytes:
         assert set(different_words(before, piece)) <= set(told)
         assert len(told) == 0 or 0 <= told[0] <= told[-1] < whole_words(len(piece)) // WORD_BYTES
     steps.finish()
+    untold = old.copy()
+    quiet = piecewise(of, len(untold), among=among, told=False)
+    for at in range(0, len(untold), size):
+        quiet.apply(untold[at : at + size])
+    quiet.finish()
+    assert untold.tobytes() == tensor.tobytes()
     return tensor
 
 
