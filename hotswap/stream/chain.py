@@ -70,9 +70,11 @@ def open_version(source: Place, version: int, allowed: Allowed | None) -> AnyFol
 
 
 def _not_there(directory: Place, version: int) -> SourceNotReady:
-    return SourceNotReady(
+    error = SourceNotReady(
         f"{directory}: version {version} is not there (yet); pull again once it is published"
     )
+    error.absent = True
+    return error
 
 
 def resolve(

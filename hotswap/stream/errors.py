@@ -49,9 +49,13 @@ class StreamError(UpdateRejected):
 
 
 class SourceNotReady(StreamError):
-    """A version is not, or not yet wholly, visible at the source."""
+    """A version is not, or not yet wholly, visible at the source.
+
+    ``absent``: the source was asked, and nothing of the version is there.
+    """
 
     retryable = True
+    absent: bool = False
 
 
 class SourceUnusable(StreamError):

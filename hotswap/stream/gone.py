@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import SourceNotReady, VersionMissing
 from hotswap.stream.layout import DeltaIndex, directory_of, published_versions, read_index
+from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place
 from hotswap.weights.readable import AnyFolder
 
@@ -30,15 +31,23 @@ def gone(
     """``error``, that ``target`` is not ready, or that it will not be: newer ones are there."""
     try:
         versions = published_versions(source)
+        if not versions or versions[-1] < target or _has_any_of(source, target):
+            return error
     except UpdateRejected:
-        return error
-    if target in versions or not versions or versions[-1] < target:
         return error
     return VersionMissing(
         f"{directory_of(source, target)}: version {target} is gone (it was pruned, or never "
         f"published): {versions[-1]} is the newest; "
         f"{what_can_be_pulled(versions, at_hand=at_hand, open_one=open_one, names=names)}"
     )
+
+
+def _has_any_of(source: Place, version: int) -> bool:
+    """Whether anything of ``version`` is there, whole or not."""
+    if isinstance(source, Objects):
+        prefix = f"{directory_of(source, version).name}/"
+        return any(name.startswith(prefix) for name in source.names())
+    return version in published_versions(source)
 
 
 def what_can_be_pulled(

@@ -14,6 +14,7 @@ from hotswap.stream.explained import explained
 from hotswap.stream.in_files import OpenLocal, write_in_files
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.log import Holding
+from hotswap.stream.place import local_directory
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.pull import pull_threads
 from hotswap.stream.report import PullMode, PullReport
@@ -44,7 +45,8 @@ def materialize(
 
     Raises: StreamError; LocalDamaged when the copy is of no use until a pull has made it anew.
     """
-    directory = Path(os.path.abspath(local_checkpoint_dir))
+    given = local_directory(local_checkpoint_dir, "the local checkpoint")
+    directory = Path(os.path.abspath(given))
     if not Reserved(directory).home.is_dir():
         raise StreamError(
             f"{directory}: no pull keeps a local checkpoint there, and nothing is to be written "

@@ -16,7 +16,9 @@ from hotswap.weights.folder import Folder
 from hotswap.weights.readable import AnyFolder
 from hotswap.weights.roots import Allowed
 
-__all__ = ["Place", "absolute_place", "opened", "place_of", "real_name"]
+__all__ = ["Place", "absolute_place", "local_directory", "opened", "place_of", "real_name"]
+
+_KNOWN = frozenset(SCHEMES)
 
 Place: TypeAlias = Path | Objects
 """Both give what is in them with ``/``, and have a ``name``."""
@@ -36,6 +38,23 @@ def place_of(source: str | os.PathLike[str] | Objects) -> Place:
         raise SourceUnusable(
             f"{text.partition(':')[0]}:/... is a URL that was made a path and lost a slash; give "
             "it as a str"
+        )
+    return Path(text)
+
+
+def local_directory(path: str | os.PathLike[str], what: str) -> Path:
+    """``path`` of a directory of this machine, which is ``what``.
+
+    Raises: SourceUnusable for a URL, also one that was made a path on the way; nothing of it is
+    said again but what store it is of.
+    """
+    text = os.fspath(path)
+    lost = [part.removesuffix(":") for part in Path(text).parts if part.endswith(":")]
+    scheme = text.partition("://")[0] if is_url(text) else next(iter(_KNOWN & set(lost)), None)
+    if scheme is not None:
+        raise SourceUnusable(
+            f"{what} is {scheme}://..., a URL, wanted a directory of this machine; only a source "
+            "of versions may be in an object store"
         )
     return Path(text)
 

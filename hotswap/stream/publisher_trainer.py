@@ -27,7 +27,7 @@ from hotswap.stream.encodings import apply, encoding_named
 from hotswap.stream.errors import StreamError, VersionMissing
 from hotswap.stream.frames import Bytes
 from hotswap.stream.objects import Objects
-from hotswap.stream.place import Place, place_of
+from hotswap.stream.place import Place, local_directory, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.publisher_aggregate import write_aggregate
 from hotswap.stream.publisher_announce import announce
@@ -125,7 +125,7 @@ class Publisher(Closing):
         self.source: Place = place_of(source)
         self.run: str = run
         self.version: int = 0
-        self._base_dir = None if base_dir is None else Path(base_dir)
+        self._base_dir = base_dir and local_directory(base_dir, "the base checkpoint")
         self._encoding = encoding_named(encoding)
         self._checksum_format = checksum_format
         self._anchor_every = anchor_every

@@ -25,7 +25,7 @@ from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.log import holding_of
 from hotswap.stream.look import FirstLook, PreRead
 from hotswap.stream.objects import Objects
-from hotswap.stream.place import place_of
+from hotswap.stream.place import local_directory, place_of
 from hotswap.stream.places import Places
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.report import Keep, PullMode, PullReport
@@ -77,9 +77,9 @@ def pull(
     which whole version the directory still holds.
     """
     places = Places(
-        local=Path(local_checkpoint_dir),
+        local=local_directory(local_checkpoint_dir, "the local checkpoint"),
         source=place_of(source_dir),
-        base=Path(base_dir),
+        base=local_directory(base_dir, "the base checkpoint"),
         local_allowed=local_allowed,
         source_allowed=source_allowed,
     )

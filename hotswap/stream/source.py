@@ -56,6 +56,8 @@ class Source:
         try:
             return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
         except SourceNotReady as error:
+            if not error.absent:
+                raise
             told = gone(
                 error,
                 self.path,

@@ -19,7 +19,7 @@ from hotswap.stream.density import changed_bytes
 from hotswap.stream.header import MAX_HEADER_BYTES
 from hotswap.stream.layout import INDEX, DeltaIndex, directory_of, published_versions, read_index
 from hotswap.stream.objects import Objects
-from hotswap.stream.place import Place, opened, place_of
+from hotswap.stream.place import Place, local_directory, opened, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.source import Source
 from hotswap.stream.source_file import header_text
@@ -80,6 +80,8 @@ def survey_source(
     ``source`` cannot be listed; UpdateRejected when ``base_dir`` is no checkpoint.
     """
     source = place_of(source)
+    if base_dir is not None:
+        base_dir = local_directory(base_dir, "the base checkpoint")
     seen = _still_there(source, [survey_version(source, n) for n in published_versions(source)])
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:

@@ -10,6 +10,7 @@ from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.journal import JournalReader
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
+from hotswap.stream.place import local_directory
 from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
 
@@ -49,7 +50,7 @@ def is_local(directory: Path) -> bool:
 
 def survey_local(local: Path) -> LocalSurvey:
     """Look at the state and at headers, without the lock and without reading weights."""
-    local = Path(local)
+    local = local_directory(local, "the local checkpoint")
     paths = Reserved(local)
     held = holding_in(local)
     unfinished, trouble = _unfinished(paths)

@@ -13,6 +13,7 @@ from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
+from hotswap.stream.place import local_directory
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.state import Reserved, State
 from hotswap.stream.stored import StoredTensors
@@ -38,7 +39,8 @@ def verify_local(
     Raises: PullPending when a pull was cut short, LocalBusy when one runs for too long,
     LocalDamaged when the directory does not say what it holds.
     """
-    local, tally, faults = Path(local), Tally(progress), Faults()
+    local = local_directory(local, "the local checkpoint")
+    tally, faults = Tally(progress), Faults()
     with reading(local, timeout_s=lock_timeout_s):
         held = _holding(local)
         state = held.state

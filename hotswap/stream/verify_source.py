@@ -27,7 +27,7 @@ from hotswap.stream.errors import DeltaDamaged, SourceNotReady, StreamError, Ver
 from hotswap.stream.layout import DeltaIndex, directory_of, published_versions, read_index
 from hotswap.stream.objects import Objects
 from hotswap.stream.parallel import run_all
-from hotswap.stream.place import Place, opened, place_of
+from hotswap.stream.place import Place, local_directory, opened, place_of
 from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors
@@ -48,6 +48,8 @@ def verify_source(
     Raises: SourceNotReady when ``source`` cannot be listed or holds no version.
     """
     source = place_of(source)
+    if base_dir is not None:
+        base_dir = local_directory(base_dir, "the base checkpoint")
     run = _Run(source=source, faults=Faults(), tally=Tally(progress))
     numbers = published_versions(source)
     if not numbers:
@@ -57,7 +59,7 @@ def verify_source(
     count = threads or os.cpu_count()
     with ThreadPoolExecutor(count, thread_name_prefix="hotswap-verify") as pool:
         if base_dir is not None:
-            run.check_from("base", 0, Path(base_dir), pool)
+            run.check_from("base", 0, base_dir, pool)
         for number in full:
             run.check_from(directory_of(source, number).name, number, None, pool)
     note = "; ".join(filter(None, [note, run.doubts_base()])) or None
