@@ -19,6 +19,7 @@ from contrib.bench import (
     pull_load,
     push_bucket,
     push_native,
+    served,
     sparse_commit,
     stream_wire,
     token_gap,
@@ -40,6 +41,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "push_bucket": push_bucket.run,
     "stream_wire": stream_wire.run,
     "sparse_commit": sparse_commit.run,
+    "served": served.run,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.abc import MetaPathFinder
@@ -56,13 +57,16 @@ async def _serving(base: Path, threads: int) -> AsyncIterator[tuple[Controller, 
 
 
 async def _step(controller: Controller, puller: Puller, command: Mapping[str, Any]) -> object:
+    begin = time.perf_counter()
     await puller.pull(command["local"], command["source"], command["version"])
+    pulled_ms = 1000 * (time.perf_counter() - begin)
     if command["full"]:
         await controller.relabel("another")
     report = await controller.update(Update(source=command["local"]))
     return {
         "mode": report.commit_mode,
         "elements": report.elements_moved,
+        "pulled_ms": pulled_ms,
         "staged_ms": report.staged_ms,
         "paused_ms": report.paused_ms,
     }

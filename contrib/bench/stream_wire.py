@@ -3,7 +3,7 @@
 1 GB of bf16; a share of the elements is a step further. A thread for each core, a warm page
 cache, everything on tmpfs. ``plain`` is numpy alone, ``native`` compiled by numba.
 
-* Wire: the blobs of one version, at three shares.
+* Wire: the blobs of one version, at three shares, and of real steps (``optimiser_steps``).
 * Publish: comparing, encoding and hashing, against what publishers of ``xor`` do today: XOR, count,
   zstd level 1, xxh3-128 of the new tensor. Both share the tensors out to threads.
 * Pull: one version into a local checkpoint, against the plain reader of ``xor`` that a kill cannot
@@ -28,6 +28,7 @@ from contrib.bench import pull_side, stream_wire_side
 from contrib.bench.generation_side import SideProcess
 from contrib.bench.machine import THREADS, describe_machine, warm_page_cache
 from contrib.bench.model import LARGE, checkpoint, checkpoint_bytes
+from contrib.bench.optimiser_steps import RATES, changed_share, steps_of
 from contrib.bench.pull_stream import Tensors, tensors_of
 from contrib.bench.results import Measure, Report, spread
 from contrib.bench.stream_wire_stream import published, stepped
@@ -79,20 +80,33 @@ def _in_memory(base: Path, rounds: int) -> tuple[list[Measure], _Samples]:
     samples: _Samples = {}
     for share in SHARES:
         new = stepped(old, share, seed=1)
-        sizes = {name: sum(_over(old, new, work)[0]) for name, work in _SIZES.items()}
-        wire.append(_wire_measure(share, sizes, len(old)))
+        wire.append(_wire_measure(share, _sizes(old, new), len(old)))
         if share == _SHARE:
             samples = _timed(old, new, rounds)
-    return wire, samples
+    return [*wire, *map(_wire_of_steps, RATES)], samples
+
+
+def _sizes(old: Tensors, new: Tensors) -> dict[str, int]:
+    return {name: sum(_over(old, new, work)[0]) for name, work in _SIZES.items()}
 
 
 def _wire_measure(share: float, sizes: Mapping[str, int], tensors: int) -> Measure:
-    gap = sizes["gap"] - (0 if share == _SHARE else _SLACK_BYTES * tensors)
+    slack = 0 if share == _SHARE else _SLACK_BYTES * tensors
+    return _wire(f"{100 * share:g} % changed", sizes, slack, _WIRE_LIMIT[share])
+
+
+def _wire_of_steps(rate: float) -> Measure:
+    old, new = steps_of(rate)
+    what = f"AdamW at {rate:g} ({100 * changed_share(old, new):.2f} % changed)"
+    return _wire(what, _sizes(old, new), _SLACK_BYTES * len(old), 1.0)
+
+
+def _wire(what: str, sizes: Mapping[str, int], slack_bytes: int, limit: float) -> Measure:
     return Measure(
-        name=f"wire: gap / xor, {100 * share:g} % changed",
-        value=gap / sizes["xor"],
+        name=f"wire: gap / xor, {what}",
+        value=(sizes["gap"] - slack_bytes) / sizes["xor"],
         unit="x",
-        limit=_WIRE_LIMIT[share],
+        limit=limit,
         note=f"gap {sizes['gap'] / 1e6:.2f} MB, xor {sizes['xor'] / 1e6:.2f} MB",
     )
 
