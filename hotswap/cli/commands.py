@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hotswap.cli.values import Seconds, Whole, not_empty
+from hotswap.cli.values import Seconds, Whole, not_empty, on_this_machine
 
 __all__ = ["COMMANDS", "CliCommand", "Flag"]
 
@@ -45,7 +45,12 @@ _MODES = ("abort", "retract", "in_place", "wait")
 
 
 def _directory(name: str, told: str, *, required: bool = False) -> Flag:
-    """A directory, as a flag or as the argument of a command."""
+    """A directory on this machine, as a flag or as the argument of a command."""
+    return replace(_place(name, told, required=required), type=on_this_machine)
+
+
+def _place(name: str, told: str, *, required: bool = False) -> Flag:
+    """The same; a server or an object store may have it."""
     return Flag(
         name=name,
         metavar="DIR" if name.startswith("--") else None,
@@ -113,7 +118,7 @@ _LOCK = _seconds(
 _BASE_KNOWN = _directory(
     "--base", "version 0 of a source: the checkpoint that its first delta builds on"
 )
-_PUBLISHED_OR_LOCAL = _directory("directory", "a source or a local checkpoint")
+_PUBLISHED_OR_LOCAL = _place("directory", "a source or a local checkpoint")
 
 COMMANDS: tuple[CliCommand, ...] = (
     CliCommand(name="serve", help="serve a checkpoint over HTTP"),
@@ -126,7 +131,7 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="update",
         help="load a checkpoint into a running server",
         flags=(
-            _directory("source", "a directory that the server can read"),
+            _place("source", "a directory that the server can read"),
             *_SERVER,
             Flag(
                 name="--strategy",
@@ -171,11 +176,6 @@ COMMANDS: tuple[CliCommand, ...] = (
         ),
     ),
     CliCommand(
-        name="state",
-        help="one look at a running server",
-        flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long", Seconds()), _JSON),
-    ),
-    CliCommand(
         name="commit",
         help="make live what a server that follows a stream has pulled",
         flags=(
@@ -188,6 +188,11 @@ COMMANDS: tuple[CliCommand, ...] = (
             _WITHIN,
             _JSON,
         ),
+    ),
+    CliCommand(
+        name="state",
+        help="one look at a running server",
+        flags=(*_SERVER, _seconds("--wait", "until it is ready, S seconds long", Seconds()), _JSON),
     ),
     CliCommand(
         name="watch",
@@ -249,7 +254,7 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="prune",
         help="remove versions that no chain needs any more",
         flags=(
-            _directory("source", "where versions are published"),
+            _place("source", "where versions are published"),
             _number(
                 "--keep",
                 "the newest N versions stay, and all that leads to them",
@@ -277,7 +282,7 @@ COMMANDS: tuple[CliCommand, ...] = (
         name="pull",
         help="bring a local checkpoint to a published version; no server is needed",
         flags=(
-            _directory("--source", "where versions are published", required=True),
+            _place("--source", "where versions are published", required=True),
             _directory("--local", "the local checkpoint, which belongs to pulls", required=True),
             _directory(
                 "--base", "version 0: the checkpoint that training began with", required=True

@@ -30,6 +30,9 @@ _NEEDED = {
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run it to its end; code 1 when it is not here, or did not hold."""
+    if options.model is not None and not Path(options.model).is_dir():
+        missing = f"--model {options.model} is no directory, wanted that of a checkpoint"
+        return fail("demo", HotswapError(missing), as_json=options.json)
     root = _source_tree()
     if root is None:
         return fail("demo", HotswapError(_not_here()), as_json=options.json)

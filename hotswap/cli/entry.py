@@ -12,7 +12,7 @@ from itertools import takewhile
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import OutputLost, complain, fail, wants_json, wrong_usage
 from hotswap.cli.parser import parser_of
-from hotswap.cli.unknown_flags import meant_by
+from hotswap.cli.unknown_flags import meant_by, refusal_in
 from hotswap.command_line import hide_keys, is_key_flag
 
 __all__ = ["main"]
@@ -54,7 +54,14 @@ def _run(arguments: Sequence[str], *, as_json: bool) -> int:
     parser = parser_of(None, as_json=as_json)
     if command is not None and (meant := meant_by(command)):
         parser.error(meant)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and command is not None:
+        said = refusal_in(command, unknown)
+        told = f"hotswap {command}: {said}" if as_json else said
+        # As argparse ends what it does not take.
+        sys.exit(wrong_usage(command, told, as_json=as_json))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command is None:
         parser.print_help()
         return ExitCode.USAGE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_lines
+from hotswap.cli.places import refuse_no_source
 
 if TYPE_CHECKING:
     from hotswap.stream import LocalSurvey, SourceSurvey, VersionSurvey
@@ -30,6 +31,7 @@ def run_inspect(options: argparse.Namespace) -> ExitCode:
         place = place_of(options.directory)
         if isinstance(place, Path) and is_local(place):
             return _show_local(survey_local(place), as_json=options.json)
+        refuse_no_source(options.directory)
         base = None if options.base is None else Path(options.base)
         with bars(shown=not options.json) as progress:
             source = survey_source(place, base_dir=base, density=options.density, progress=progress)

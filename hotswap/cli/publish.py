@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
+from hotswap.cli.places import refuse_no_source
 from hotswap.counted import counted
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def run_publish(options: argparse.Namespace) -> ExitCode:
 
 
 def _check_places(options: argparse.Namespace) -> None:
-    """Raises: ValueError for a checkpoint that versions would be published into."""
+    """Raises: ValueError for a checkpoint, or a file, that versions would be published into."""
+    if os.path.isfile(options.to):
+        raise ValueError(f"--to {options.to} is a file, wanted a directory for what is published")
     for name, given in (("the checkpoint", options.directory), ("--base", options.base)):
         if given is not None and os.path.realpath(given) == os.path.realpath(options.to):
             raise ValueError(
@@ -76,6 +79,7 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
     from hotswap.stream.place import absolute_place
 
     try:
+        refuse_no_source(options.source)
         pruned = prune(absolute_place(options.source), keep=options.keep, dry_run=options.dry_run)
     except (HotswapError, OSError, KeyboardInterrupt) as error:
         return fail("prune", error, as_json=options.json)
@@ -85,9 +89,13 @@ def run_prune(options: argparse.Namespace) -> ExitCode:
         done = "would remove" if options.dry_run else "removed"
         print_text(
             f"{options.source}: {done} {_numbers(pruned.removed)}; {_numbers(pruned.kept)}"
-            f" {'would stay' if options.dry_run else 'stay'}"
+            f" {_stays(options.dry_run, len(pruned.kept))}"
         )
     return ExitCode.DONE
+
+
+def _stays(dry_run: bool, count: int) -> str:
+    return "would stay" if dry_run else "stays" if count < 2 else "stay"
 
 
 def _numbers(versions: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from hotswap.cli.commands import COMMANDS
 
-__all__ = ["meant_by", "parse_known", "refusal_of"]
+__all__ = ["meant_by", "parse_known", "refusal_in", "refusal_of"]
 
 
 def parse_known(
@@ -40,6 +40,15 @@ def refusal_of(unknown: Sequence[str], *, flags: Iterable[str]) -> str:
         f"{named} is no flag of hotswap serve, nor of a plug-in that is in use; "
         f"{meant}see hotswap serve --help"
     )
+
+
+def refusal_in(command: str, unknown: Sequence[str]) -> str:
+    """The same of any other command; the words that none of its flags takes are repeated."""
+    flags = [flag.name for known in COMMANDS if known.name == command for flag in known.flags]
+    close = get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    taken = f"hotswap {command} takes no {' '.join(map(repr, unknown))}"
+    return f"{taken}{meant} (see hotswap {command} --help)"
 
 
 def meant_by(command: str) -> str | None:

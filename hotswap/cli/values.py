@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
-__all__ = ["Seconds", "Whole", "not_empty"]
+__all__ = ["Seconds", "Whole", "not_empty", "on_this_machine"]
 
 _MOST = 2**63 - 1
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def not_empty(text: str) -> str:
@@ -18,6 +20,16 @@ def not_empty(text: str) -> str:
     """
     if not text.strip():
         raise ArgumentTypeError(f"it is {text!r}, wanted a text that is not empty")
+    return text
+
+
+def on_this_machine(text: str) -> str:
+    """A directory, and no URL: that would be one whose name begins with ``s3:``.
+
+    Raises: ArgumentTypeError.
+    """
+    if _URL.match(not_empty(text)):
+        raise ArgumentTypeError("it is a URL, wanted a directory on this machine")
     return text
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import complain, fail, print_json, print_text
+from hotswap.cli.places import refuse_no_source
 from hotswap.counted import counted
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def _verified(options: argparse.Namespace) -> Verified:
                 lock_timeout_s=options.lock_timeout_s,
                 progress=progress,
             )
+        refuse_no_source(options.directory)
         base = None if options.base is None else Path(options.base)
         return verify_source(place, base_dir=base, threads=threads, progress=progress)
 

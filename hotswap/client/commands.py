@@ -68,12 +68,13 @@ def flush(session: Session, *, times: int, every_s: float, budget: Budget) -> St
             return told.count("entries_cleared")
         if reply.status != 400:
             raise command_error(reply, doing=f"{session.url}{path}")
-        if asked >= times or budget.left_s <= every_s:
+        pause_s = budget.pause_s(every_s)
+        if asked >= times or pause_s is None:
             raise InFlight(
                 f"{session.url}{path} was refused {asked} times: {message_of(reply)}; wanted no "
                 "request that holds keys and values: pause with abort or retract, or wait longer"
             )
-        yield from sleep(every_s)
+        yield from sleep(pause_s)
 
 
 def check_flushes(times: int, every_s: float) -> None:
@@ -116,14 +117,15 @@ def wait_ready(session: Session, *, budget: Budget) -> Steps[None]:
             return
         if reply.status != 503:
             raise command_error(reply, doing=f"{session.url}{path}")
-        if budget.left_s <= _POLL_S:
+        pause_s = budget.pause_s(_POLL_S)
+        if pause_s is None:
             at = f"{session.url}{path}"
             told = Fields(body_of(reply), at=at, hide=reply.hide).texts("reasons")
             raise NotReady(
                 f"{session.url} was not ready within {budget.seconds:g} s: "
                 f"{', '.join(told) or 'status 503'}; put that right, or wait longer"
             )
-        yield from sleep(_POLL_S)
+        yield from sleep(pause_s)
 
 
 def enter_fence(session: Session, fence: Fence, *, budget: Budget) -> Steps[None]:

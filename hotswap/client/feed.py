@@ -136,9 +136,10 @@ class Feed:
             seen = f"{reply.status} and {reply.hide(kind):.80} {_encoding(reply)}".rstrip()
             raise malformed(self._at, seen=seen, wanted=_EVENTS)
         refusal = command_error(reply, doing=self._at)
-        if not refusal.retryable or budget.left_s <= _RETRY_S:
+        pause_s = budget.pause_s(_RETRY_S)
+        if not refusal.retryable or pause_s is None:
             raise refusal
-        yield from sleep(_RETRY_S)
+        yield from sleep(pause_s)
 
 
 def _has_events(reply: Reply) -> bool:

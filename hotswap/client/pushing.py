@@ -177,10 +177,11 @@ def push(
                 raise found
         elif found.sent:
             doubt = session.unknown(doing, f"{found}, sent {attempt} times")
-        if budget.left_s <= _POLL_S or attempt == wanted.attempts:
+        pause_s = budget.pause_s(_POLL_S)
+        if pause_s is None or attempt == wanted.attempts:
             break
         tell_of_retry(f"{doing}: {found}", budget)
-        yield from sleep(_POLL_S)
+        yield from sleep(pause_s)
     raise doubt or NoAnswer(
         f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {found}; look "
         "at the state of the server, and push again"

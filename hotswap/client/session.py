@@ -41,6 +41,7 @@ _log = logging.getLogger("hotswap.client")
 
 _RETRY_S = 0.5
 _LEAST_TIMEOUT_S = 0.001
+_LEAST_RETRY_S = 0.1
 _LEAST_HIDDEN = 4
 
 # A call that is over sooner tells of its trouble by its error.
@@ -88,6 +89,14 @@ class Budget:
     def left_s(self) -> float:
         """Seconds left; 0 when there are none."""
         return max(0.0, self._end - self._clock())
+
+    def pause_s(self, seconds: float) -> float | None:
+        """How long to wait before asking again: ``seconds``, or half of what is left when that
+        is not more; None when no time is left to ask in."""
+        left_s = self.left_s
+        if left_s <= _LEAST_RETRY_S:
+            return None
+        return seconds if seconds < left_s else left_s / 2
 
     def is_time_to_tell(self) -> bool:
         """Whether a retry now is worth a line in the log: the first, then one in 30 s."""
@@ -212,20 +221,21 @@ class Session:
                 continue
             if is_success(reply):
                 return no_page(reply, at=f"{self.url}{path}")
-            if not patient or budget.left_s <= _RETRY_S:
+            pause_s = budget.pause_s(_RETRY_S)
+            if not patient or pause_s is None:
                 return reply
             refusal = command_error(reply, doing=f"{self.url}{path}")
             if not is_busy(refusal):
                 return reply
             tell_of_retry(refusal, budget)
-            yield from sleep(_RETRY_S)
+            yield from sleep(pause_s)
 
     def wait_or_give_up(self, path: str, budget: Budget, error: NoReply) -> Steps[None]:
         """Wait for a retry.
 
         Raises: NoAnswer when there is no time for one; RequestRefused when none can help.
         """
-        if not error.final and budget.left_s > _RETRY_S:
+        if not error.final and budget.pause_s(_RETRY_S) is not None:
             tell_of_retry(f"{self.url}{path}: {error}", budget)
         yield from self.wait_in_silence(path, budget, error)
 
@@ -233,12 +243,13 @@ class Session:
         """The same, of what is no trouble yet."""
         if error.final:
             raise self.not_sent(path, error)
-        if budget.left_s <= _RETRY_S:
+        pause_s = budget.pause_s(_RETRY_S)
+        if pause_s is None:
             raise NoAnswer(
                 f"{self.url}{path} was not answered within {budget.seconds:g} s ({error}); "
                 "wanted a server that answers: look whether it runs, and send it again"
             ) from error
-        yield from sleep(_RETRY_S)
+        yield from sleep(pause_s)
 
     def kind_of_server(self, budget: Budget) -> Steps[ServerKind]:
         """Told, or found out once by asking for hotswap's own ``/status``.

@@ -115,10 +115,11 @@ def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[
         if isinstance(found, UpdateResult):
             return found
         doubt = doubt or found
-        if budget.left_s <= _POLL_S or attempt == wanted.attempts:
+        pause_s = budget.pause_s(_POLL_S)
+        if pause_s is None or attempt == wanted.attempts:
             break
         tell_of_retry(f"{_doing(session, wanted)}: sent {attempt} times and not done", budget)
-        yield from sleep(_POLL_S)
+        yield from sleep(pause_s)
     raise doubt or NoAnswer(
         f"{_doing(session, wanted)}: sent {attempt} times within {budget.seconds:g} s, and the "
         "server has not done it; look at its log, and send the update again"
@@ -192,9 +193,10 @@ def _found_out(
             raise session.unknown(_doing(session, wanted), f"{cause}; then {error}") from cause
         if not any(running.source == wanted.source for running in now.updates):
             return _judged(session, wanted, before, now, cause, told=told)
-        if budget.left_s <= _POLL_S:
+        pause_s = budget.pause_s(_POLL_S)
+        if pause_s is None:
             raise session.unknown(_doing(session, wanted), f"{cause}; it still runs") from cause
-        yield from sleep(_POLL_S)
+        yield from sleep(pause_s)
 
 
 def _judged(

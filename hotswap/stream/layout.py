@@ -113,7 +113,8 @@ def published_versions(source: str | Path | Objects) -> tuple[int, ...]:
             names = os.listdir(source)
         except OSError as error:
             raise SourceNotReady(
-                f"{source}: cannot be listed ({error.strerror}); pull again once it is there"
+                f"{source}: cannot be listed ({error.strerror}); wanted a directory of published "
+                "versions: look at the path, and try again once it is there"
             ) from error
     return tuple(sorted(number for number in map(version_named, names) if number is not None))
 

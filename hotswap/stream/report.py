@@ -60,9 +60,9 @@ class PullReport:
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
-        spent = ", ".join(f"{phase} {s:.2f} s" for phase, s in self.seconds.items())
+        spent = "".join(f", {phase} {s:.2f} s" for phase, s in self.seconds.items())
         return (
             f"version {self.version} ({self.mode}, {counted(len(self.versions), 'version')} on "
             f"{self.start}), read {self.read_bytes / 1e6:.1f} MB, "
-            f"wrote {self.written_bytes / 1e6:.1f} MB, {spent}"
+            f"wrote {self.written_bytes / 1e6:.1f} MB{spent}"
         )

@@ -66,8 +66,12 @@ class DiskStrategy:
         try:
             try:
                 checkpoint = await anyio.to_thread.run_sync(opening.run, limiter=own_threads())
-            except UpdateRejected:
+            except UpdateRejected as error:
                 OPENED.labels("rejected").inc()
+                if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                    # Whoever asked may see the directory, on another machine.
+                    told = f"{error}; a server looks paths up on its own machine"
+                    raise UpdateRejected(told) from error
                 raise
             OPENED.labels("opened").inc()
             with OPEN.track_inprogress():

@@ -56,6 +56,7 @@ def test_the_demo_of_the_source_is_run(
     code = f"import sys\nprint('ran', sys.argv[1:])\nsys.exit({int(not held)})\n"
     program(elsewhere, code)
     model = elsewhere / "model"
+    model.mkdir()
     assert main(["demo", "--model", "model"]) == int(not held)
     assert f"ran ['--model', '{model}']" in capfd.readouterr().out
     assert main(["demo", "--json"]) == int(not held)

@@ -24,6 +24,7 @@ from hotswap.client.shown import server_state
 from hotswap.testing import make_checkpoint
 from tests.unit.answering import Answer, answering
 from tests.unit.client.script import status
+from tests.unit.stream.streams import PUBLISHED
 
 Capture = pytest.CaptureFixture[str]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\u2028\u202egpj\u2066\u200b\ufeff\U000e0041[/red]"
@@ -346,7 +347,7 @@ def test_a_stdout_that_takes_nothing(
             ["check", str(checkpoint)],
             ["plugins"],
             ["completion", "bash"],
-            ["inspect", str(checkpoint)],
+            ["inspect", str(PUBLISHED / "source"), "--no-density"],
             ["state", "--url", url],
             ["watch", "--url", url, "--every-s", "60"],
         ):

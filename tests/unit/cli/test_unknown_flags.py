@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hotswap.cli.unknown_flags import parse_known, refusal_of
+from hotswap.cli.unknown_flags import parse_known, refusal_in, refusal_of
 from hotswap.settings import SettingsError
 
 FLAGS = ("--port", "--host", "--max-running-requests")
@@ -40,3 +40,12 @@ def test_known_flags_are_parsed_and_unknown_ones_refused() -> None:
     assert parse_known(parser, ["--port", "1"], flags=FLAGS).port == "1"
     with pytest.raises(SettingsError, match="did you mean --port"):
         parse_known(parser, ["--prot", "1"], flags=FLAGS)
+
+
+def test_any_command_says_what_was_meant() -> None:
+    assert refusal_in("state", ["--jason"]) == (
+        "hotswap state takes no '--jason'; did you mean --json? (see hotswap state --help)"
+    )
+    assert refusal_in("check", ["x", "y"]) == (
+        "hotswap check takes no 'x' 'y' (see hotswap check --help)"
+    )

@@ -14,7 +14,7 @@ from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, Flag
 from hotswap.cli.parser import parser_of
-from hotswap.cli.values import Seconds, Whole, not_empty
+from hotswap.cli.values import Seconds, Whole, not_empty, on_this_machine
 from hotswap.stream import Publisher, StreamError
 from tests.unit.stream.trained import first_state, write_base
 
@@ -63,14 +63,15 @@ def test_there_are_such_flags_and_each_has_a_type_of_its_own() -> None:
     assert len(flags) >= 17
     assert all(isinstance(flag.type, Whole | Seconds) for flag in flags if isinstance(flag, Flag))
     others = [flag for command in COMMANDS for flag in command.flags if flag not in flags]
-    assert {flag.type for flag in others} == {not_empty}
+    assert {flag.type for flag in others} == {not_empty, on_this_machine}
 
 
 TEXTS = [
     pytest.param(command.name, flag, id=f"{command.name}{flag.name}")
     for command in COMMANDS
     for flag in command.flags
-    if flag.type is not_empty and (flag.metavar is not None or not flag.name.startswith("--"))
+    if flag.type in (not_empty, on_this_machine)
+    and (flag.metavar is not None or not flag.name.startswith("--"))
 ]
 
 

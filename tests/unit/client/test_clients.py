@@ -167,7 +167,8 @@ async def test_a_pause_without_an_answer_is_continued_asynchronously() -> None:
         with pytest.raises(NoAnswer, match="ReadTimeout"):
             async with client.paused(within_s=0.4):
                 raise AssertionError("the body ran")
-    assert server.calls == ["/pause_generation", "/continue_generation"]
+    assert set(server.calls[:-1]) == {"/pause_generation"}
+    assert server.calls[-1] == "/continue_generation"
 
 
 def test_a_server_that_cannot_be_continued_is_reported() -> None:

@@ -11,7 +11,7 @@ from hotswap.client import commands
 from hotswap.client.effects import Steps
 from hotswap.client.errors import NoAnswer, NotReady, RequestRefused, StillPaused
 from hotswap.client.session import Fence, ServerKind, Session
-from hotswap.errors import IllegalCommand, InFlight, UpdateRejected
+from hotswap.errors import HotswapError, IllegalCommand, InFlight, UpdateRejected
 from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, reply, status
 
 BUSY = reply(409, {"error": {"code": "busy", "message": "another", "retryable": True}})
@@ -32,10 +32,10 @@ def test_a_flush_is_asked_for_every_second_sixty_times() -> None:
 
 
 def test_a_flush_ends_with_its_time_and_at_any_other_error() -> None:
-    script = Script(FULL, FULL)
+    script = Script(*[FULL] * 6)
     budget = script.budget(2.0)
     steps = commands.flush(script.session, times=60, every_s=1.0, budget=budget)
-    assert "refused 2 times" in str(raised(InFlight, lambda: script.run(steps)))
+    assert "refused 6 times" in str(raised(InFlight, lambda: script.run(steps)))
 
     script = Script(reply(401, {"error": "Unauthorized"}))
     steps = commands.flush(script.session, times=60, every_s=1.0, budget=script.budget())
@@ -88,12 +88,30 @@ def test_a_password_in_the_address_is_for_the_server_alone() -> None:
 
 
 def test_no_retry_begins_after_the_time_is_up() -> None:
-    script = Script(*[NEVER_SENT] * 4)
+    script = Script(*[NEVER_SENT] * 7)
     steps = commands.resume(script.session, budget=script.budget(2.0))
     error = raised(NoAnswer, lambda: script.run(steps))
     assert "not answered within 2 s" in str(error)
-    assert sum(script.slept) < 2.0
+    assert script.slept == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625]
     assert script.answers == []
+
+
+@pytest.mark.parametrize("within_s", [0.3, 0.5, 1.0, 1.5, 1.7, 30.0])
+def test_nobody_gives_up_before_the_time_is_up(within_s: float) -> None:
+    calls: list[tuple[Callable[[Script], Steps[object]], Answer]] = [
+        (lambda s: commands.state(s.session, budget=s.budget(within_s)), NEVER_SENT),
+        (lambda s: commands.pause(s.session, mode=None, budget=s.budget(within_s)), BUSY),
+        (lambda s: commands.wait_ready(s.session, budget=s.budget(within_s)), reply(503)),
+        (
+            lambda s: commands.flush(s.session, times=99, every_s=1.0, budget=s.budget(within_s)),
+            FULL,
+        ),
+    ]
+    for call, answer in calls:
+        script = Script(*[answer] * 99)
+        with pytest.raises(HotswapError):
+            script.run(call(script), more=True)
+        assert within_s - 0.1 <= sum(script.slept) < within_s
 
 
 def test_no_time_at_all_is_a_mistake() -> None:
@@ -114,7 +132,7 @@ def test_ready_is_waited_for_and_reasons_are_told() -> None:
     script.run(commands.wait_ready(script.session, budget=script.budget()))
     assert script.paths == ["/ready"] * 3
 
-    script = Script(waits, waits)
+    script = Script(*[waits] * 5)
     steps = commands.wait_ready(script.session, budget=script.budget(1.0))
     assert "paused" in str(raised(NotReady, lambda: script.run(steps)))
 
@@ -229,7 +247,7 @@ def test_a_pause_that_was_refused_is_not() -> None:
 def test_a_server_that_stays_paused_is_told_of() -> None:
     script = Script(reply(200))
     script.run(enter(script))
-    script.answers = [NEVER_SENT] * 4
+    script.answers = [NEVER_SENT] * 7
     told = str(raised(StillPaused, lambda: script.run(leave(script))))
     assert "http://server is still paused" in told
 

@@ -89,7 +89,7 @@ def test_a_broken_connection_is_resumed_after_the_last_event() -> None:
 
 
 def test_a_server_that_stays_away_is_an_error() -> None:
-    script = Script(*[NEVER_SENT] * 10)
+    script = Script(*[NEVER_SENT] * 13)
     error = raised(NoAnswer, lambda: script.run(feed(script).next()))
     assert "/hotswap/v1/events was not answered within 5 s" in str(error)
 
@@ -98,7 +98,7 @@ def test_a_full_house_is_tried_again_and_a_refusal_is_not() -> None:
     full = reply(429, {"error": {"code": "overloaded", "message": "64 read", "retryable": True}})
     script = Script(full, reply(), END)
     assert names(script, feed(script)) == ["shutdown"]
-    script = Script(*[full] * 10)
+    script = Script(*[full] * 13)
     assert "64 read" in str(raised(QueueFull, lambda: script.run(feed(script).next())))
     script = Script(reply(401, {"error": "Unauthorized"}))
     assert "Unauthorized" in str(raised(RequestRefused, lambda: script.run(feed(script).next())))

@@ -113,6 +113,6 @@ def test_events_are_asked_for_again() -> None:
     event = script.run(reader.next())
     assert event is not None
     assert event.name == "shutdown"
-    script = Script(*[AWAY[0]] * 10)
+    script = Script(*[AWAY[0]] * 13)
     reader = Feed(script.session, after=None, reconnect_s=5.0)
     assert "502" in str(raised(NoAnswer, lambda: script.run(reader.next())))

@@ -55,7 +55,7 @@ def test_a_server_that_is_busy_is_told_of(told: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_short_call_is_told_of_by_its_error(told: pytest.LogCaptureFixture) -> None:
-    script = Script(*[NEVER_SENT] * 4)
+    script = Script(*[NEVER_SENT] * 7)
     steps = commands.resume(script.session, budget=script.budget(2.0))
     error = raised(NoAnswer, lambda: script.run(steps))
     assert "not answered within 2 s" in str(error)

@@ -136,13 +136,13 @@ def test_torn_weights_are_told_of() -> None:
 
 
 def test_nobody_can_say_what_became_of_it() -> None:
-    script = Script(status(), LOST, *[NEVER_SENT] * 4)
+    script = Script(status(), LOST, *[NEVER_SENT] * 7)
     error = raised(OutcomeUnknown, lambda: script.run(begun(script, within_s=12.0)))
     assert "wanted to know whether it changed the weights" in str(error)
 
 
 def test_an_update_that_outlives_the_callers_time() -> None:
-    script = Script(status(), LOST, RUNS, RUNS, RUNS, RUNS)
+    script = Script(status(), LOST, *[RUNS] * 7)
     error = raised(OutcomeUnknown, lambda: script.run(begun(script, within_s=12.0)))
     assert "it still runs" in str(error)
 
