@@ -5,7 +5,8 @@ Rules:
 * The header is bounded and judged before anything is allocated for what it names, and the
   live model judges it next; memory is only ever taken for tensors that the model has.
 * Tensors are read once, in the order of their bytes. What the plan skips goes by.
-* The body ends where its header says, neither sooner nor later.
+* The body ends where its header says, neither sooner nor later; where the plan skips its last
+  tensors, nobody waits for those.
 """
 
 from __future__ import annotations

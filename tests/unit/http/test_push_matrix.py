@@ -6,6 +6,7 @@ in ``/dev/shm``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from hotswap.api_keys import ApiKey
+from hotswap.testing.rig import settle
 from hotswap.wire import take_back
 from tests.unit.http.push_matrix import (
     LIMIT_BYTES,
@@ -143,3 +145,18 @@ async def test_a_payload_is_let_go_before_the_reply(case: Case) -> None:
             assert sender.users == 1
         sender.let_go()
         assert not sender.segment.exists()
+
+
+async def test_a_request_that_is_given_up_while_it_waits_lets_it_go_too() -> None:
+    sender, server = Sender(), Server()
+    decoders = server.served.decoders
+    async with server.controller:
+        await decoders.acquire_on_behalf_of(server)
+        asked = asyncio.ensure_future(server.ask(TENSORS, [json.dumps(sender.body()).encode()]))
+        await settle()
+        assert (decoders.statistics().tasks_waiting, sender.users) == (1, 2)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        assert sender.users == 1
+        decoders.release_on_behalf_of(server)
