@@ -67,13 +67,15 @@ def main() -> int:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The benchmarks that ``names`` name; ``generation`` is all that begin with it.
+    """The benchmarks that ``names`` name; ``generation``, being none, is all that begin with it.
 
     None names all. Raises: ValueError for a name of none.
     """
     found: list[str] = []
     for name in names or _BENCHMARKS:
-        named = [one for one in _BENCHMARKS if one == name or one.startswith(f"{name}_")]
+        named = [one for one in _BENCHMARKS if one.startswith(f"{name}_")]
+        if name in _BENCHMARKS:
+            named = [name]
         if not named:
             raise ValueError(f"no benchmark {name}; there are {', '.join(_BENCHMARKS)}")
         found += [one for one in named if one not in found]

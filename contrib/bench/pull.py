@@ -4,13 +4,14 @@
 checkpoint and a process of its own; all bring theirs to the same versions, one after the other,
 and take turns at who is first. All end when the bytes and then a marker are durable.
 
-Ours never leaves anything torn: it verifies and journals before it writes. The plain reader that
-it is compared with promises the same, by a second copy (``plain_second_copy``). The one that
-applies in place and is torn by a kill (``plain_reader``) is shown beside it. The best of each is
-taken; what the rounds' own ratios were is in the note.
+Ours never leaves anything torn, and does that in two ways: in place, by a journal, which needs no
+room (the default), and with two copies, as ``--local-checkpoint two-copies`` has it. The plain
+reader that both are compared with promises the same, by a second copy (``plain_second_copy``). The
+one that applies in place and is torn by a kill (``plain_reader``) is shown beside it. The best of
+each is taken; what the rounds' own ratios were is in the note.
 
-The memory is that of the first pull of our process above what it held before, sampled every
-5 ms; that pull is not timed.
+The memory is that of the first pull of each of our processes above what it held before, sampled
+every 5 ms; that pull is not timed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from hotswap.stream.stored import StoredTensors
 
 __all__ = ["run"]
 
-SIDES = ("hotswap", "plain", "second_copy")
+OURS = {"hotswap": "hotswap in place", "two_copies": "hotswap with two copies"}
+SIDES = (*OURS, "plain", "second_copy")
 WANTED_SPEEDUP = 1.2
 ROOM_BYTES = 200 * 10**6
 _TMPFS = Path("/dev/shm")
@@ -43,17 +45,19 @@ _MB = 1e6
 
 @dataclass(slots=True)
 class _Rounds:
-    """Seconds of every round by side; the most memory that our first pull took."""
+    """Seconds of every round by side; of ours phases too, and the most memory of the first pull."""
 
     seconds: Mapping[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
-    phases: list[Mapping[str, float]] = field(default_factory=list)
-    peak_bytes: int = 0
+    phases: Mapping[str, list[Mapping[str, float]]] = field(
+        default_factory=lambda: {side: [] for side in OURS}
+    )
+    peak_bytes: dict[str, int] = field(default_factory=dict)
     configuration: Mapping[str, object] = field(default_factory=dict)
 
-    def ratios(self, side: str) -> list[float]:
-        """Of each round, ours through ``side``."""
-        both = zip(self.seconds["hotswap"], self.seconds[side], strict=True)
-        return [ours / plain for ours, plain in both]
+    def ratios(self, ours: str, plain: str) -> list[float]:
+        """Of each round, ``ours`` through ``plain``."""
+        both = zip(self.seconds[ours], self.seconds[plain], strict=True)
+        return [one / other for one, other in both]
 
 
 def run(*, rounds: int) -> Report:
@@ -101,20 +105,21 @@ def _measure(base: Path, source: Path, root: Path, rounds: int) -> _Rounds:
                 name = SIDES[(version + turn) % len(SIDES)]
                 reply = sides[name].ask(version=version)
                 figures.seconds[name].append(reply["seconds"])
-                if name == "hotswap":
-                    figures.phases.append(reply["phases"])
+                if name in OURS:
+                    figures.phases[name].append(reply["phases"])
     return figures
 
 
 def _warm_up(sides: Mapping[str, SideProcess], figures: _Rounds) -> None:
     """Version 1, which is not timed, as the look at the memory takes time of its own."""
-    for name in SIDES[1:]:
-        sides[name].ask(version=1)
-    hotswap = sides["hotswap"]
-    before = exact_anonymous_bytes(hotswap.pid)
-    with PeakMemory(hotswap.pid) as memory:
-        hotswap.ask(version=1)
-    figures.peak_bytes = memory.peak_bytes - before
+    for name, side in sides.items():
+        if name not in OURS:
+            side.ask(version=1)
+            continue
+        before = exact_anonymous_bytes(side.pid)
+        with PeakMemory(side.pid) as memory:
+            side.ask(version=1)
+        figures.peak_bytes[name] = memory.peak_bytes - before
 
 
 def _kind(root: Path) -> str:
@@ -131,18 +136,26 @@ def _allowed_bytes(base: Path) -> int:
 
 
 def _measures(kind: str, seen: _Rounds, allowed: int) -> Sequence[Measure]:
-    ours = seen.seconds["hotswap"]
-    fastest = seen.phases[ours.index(min(ours))]
-    spent = ", ".join(f"{phase} {1000 * seconds:.0f}" for phase, seconds in fastest.items())
-    return [
+    found = [
         _seconds(f"{kind}: plain reader, in place", seen.seconds["plain"]),
         _seconds(f"{kind}: plain reader, second copy", seen.seconds["second_copy"]),
-        _seconds(f"{kind}: hotswap", ours, f"; the best, in ms: {spent}"),
-        _ratio(f"{kind}: hotswap / plain, in place", seen, "plain", None),
-        _ratio(f"{kind}: hotswap / plain, second copy", seen, "second_copy", 1 / WANTED_SPEEDUP),
+    ]
+    for ours, called in OURS.items():
+        found += _measures_of(ours, f"{kind}: {called}", seen, allowed)
+    return found
+
+
+def _measures_of(ours: str, called: str, seen: _Rounds, allowed: int) -> Sequence[Measure]:
+    seconds = seen.seconds[ours]
+    fastest = seen.phases[ours][seconds.index(min(seconds))]
+    spent = ", ".join(f"{phase} {1000 * took:.0f}" for phase, took in fastest.items())
+    return [
+        _seconds(called, seconds, f"; the best, in ms: {spent}"),
+        _ratio(f"{called} / plain, in place", seen, ours, "plain"),
+        _ratio(f"{called} / plain, second copy", seen, ours, "second_copy", 1 / WANTED_SPEEDUP),
         Measure(
-            name=f"{kind}: memory of a pull",
-            value=seen.peak_bytes / _MB,
+            name=f"{called}, memory of a pull",
+            value=seen.peak_bytes[ours] / _MB,
             unit="MB",
             limit=allowed / _MB,
             note="two tensors for each thread and 200 MB; decoded delta and journal not counted in",
@@ -150,9 +163,9 @@ def _measures(kind: str, seen: _Rounds, allowed: int) -> Sequence[Measure]:
     ]
 
 
-def _ratio(name: str, seen: _Rounds, side: str, limit: float | None) -> Measure:
-    ours, plain = min(seen.seconds["hotswap"]), min(seen.seconds[side])
-    low, high = min(seen.ratios(side)), max(seen.ratios(side))
+def _ratio(name: str, seen: _Rounds, side: str, other: str, limit: float | None = None) -> Measure:
+    ours, plain = min(seen.seconds[side]), min(seen.seconds[other])
+    low, high = min(seen.ratios(side, other)), max(seen.ratios(side, other))
     note = f"{plain / ours:.2f} x as fast; rounds {1 / high:.2f} to {1 / low:.2f}"
     return Measure(name=name, value=ours / plain, unit="x", limit=limit, note=note)
 

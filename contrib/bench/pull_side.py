@@ -1,8 +1,8 @@
 """A process that pulls, in our way or the plain one, one version for each command.
 
 ``python -m contrib.bench.pull_side SIDE LOCAL SOURCE BASE THREADS``, a side being ``hotswap``,
-``plain`` or ``second_copy``: puts version 0 into ``LOCAL`` and says its configuration; a command is
-``{"version": N}``.
+``two_copies`` (the same with ``Keep.COPIES``), ``plain`` or ``second_copy``: puts version 0 into
+``LOCAL`` and says its configuration; a command is ``{"version": N}``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zstandard
 
 from contrib.bench.plain_reader import apply_version, mark
 from contrib.bench.plain_second_copy import copy_base, copy_version
-from hotswap.stream import directory_of, pull
+from hotswap.stream import Keep, directory_of, pull
 
 __all__ = ["MODULE"]
 
@@ -37,8 +37,11 @@ class _Places:
 
     def hotswap(self, version: int) -> _Phases:
         """Pull; seconds of each phase."""
-        report = pull(self.local, self.source, version, base_dir=self.base, threads=self.threads)
-        return report.seconds
+        return self._pulled(version, Keep.FILES)
+
+    def two_copies(self, version: int) -> _Phases:
+        """As ``hotswap``, with a second copy."""
+        return self._pulled(version, Keep.COPIES)
 
     def plain(self, version: int) -> _Phases:
         """Copy the base as version 0; apply any other one."""
@@ -56,6 +59,17 @@ class _Places:
         else:
             copy_version(self.local, directory_of(self.source, version), threads=self.threads)
         return {}
+
+    def _pulled(self, version: int, keep: Keep) -> _Phases:
+        report = pull(
+            self.local,
+            self.source,
+            version,
+            base_dir=self.base,
+            threads=self.threads,
+            keep=keep,
+        )
+        return report.seconds
 
 
 def _serve(run: Callable[[int], _Phases], configuration: Mapping[str, object]) -> None:
@@ -79,6 +93,7 @@ if __name__ == "__main__":
     }
     runs = {
         "hotswap": places.hotswap,
+        "two_copies": places.two_copies,
         "plain": places.plain,
         "second_copy": places.second_copy,
     }

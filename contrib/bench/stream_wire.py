@@ -6,9 +6,9 @@ cache, everything on tmpfs. ``plain`` is numpy alone, ``native`` compiled by num
 * Wire: the blobs of one version, at three shares, and of real steps (``optimiser_steps``).
 * Publish: comparing, encoding and hashing, against what publishers of ``xor`` do today: XOR, count,
   zstd level 1, xxh3-128 of the new tensor. Both share the tensors out to threads.
-* Pull: one version into a local checkpoint, against the plain reader of ``xor`` that a kill cannot
-  tear either, by a second copy (``pull``); the one that it can tear is shown beside it. And ten
-  versions at once.
+* Pull: one version into a local checkpoint, in place and with two copies, against the plain reader
+  of ``xor`` that a kill cannot tear either, by a second copy (``pull``); the one that it can tear
+  is shown beside it. And ten versions at once, in both ways.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _BEHIND = 10
 _MOST_ROUNDS = 5
 _TMPFS = Path("/dev/shm")
 _WIDTH = 2
+_KINDS = {"": "hotswap", ".copies": "two_copies"}
+_CALLED = {"hotswap": "written in place", "two_copies": "with two copies"}
 
 _Samples = dict[str, list[float]]
 _Encode = Callable[[Bytes, Bytes], int]
@@ -164,9 +166,12 @@ def _pulls(base: Path, rounds: int) -> _Samples:
     xor, gap = published(base, _SHARE, xor=rounds + 1, gap=max(rounds, _BEHIND) + 1)
     sides = {"pull.in_place": (pull_side.MODULE, "plain", xor)}
     sides |= {"pull.xor": (pull_side.MODULE, "second_copy", xor)}
-    sides |= {"pull.plain": (stream_wire_side.MODULE, "hotswap", gap)}
+    modules = {"plain": stream_wire_side.MODULE}
     if has_native():
-        sides |= {"pull.native": (pull_side.MODULE, "hotswap", gap)}
+        modules["native"] = pull_side.MODULE
+    for way, module in modules.items():
+        for name, kind in _KINDS.items():
+            sides[f"pull.{way}{name}"] = module, kind, gap
     samples: _Samples = {name: [] for name in sides}
     with (
         tempfile.TemporaryDirectory(prefix="stream-wire-", dir=_TMPFS) as folder,
@@ -185,21 +190,24 @@ def _pulls(base: Path, rounds: int) -> _Samples:
                 seconds = running[name].ask(version=version)["seconds"]
                 if version > 1:
                     samples[name].append(seconds)
-    samples["pull.behind"] = _behind(base, gap, rounds)
+    for name, kind in _KINDS.items():
+        samples[f"pull.behind{name}"] = _behind(base, gap, rounds, kind)
     return samples
 
 
-def _behind(base: Path, gap: Path, rounds: int) -> list[float]:
-    """Ten versions at once, by what is installed; each time after one that is not counted."""
+def _behind(base: Path, gap: Path, rounds: int, kind: str) -> list[float]:
+    """Ten versions at once, by what is installed; each time after others that are not counted."""
     samples = list[float]()
     with (
         tempfile.TemporaryDirectory(prefix="stream-wire-", dir=_TMPFS) as folder,
         SideProcess(
-            pull_side.MODULE, "hotswap", f"{folder}/l", str(gap), str(base), str(THREADS)
+            pull_side.MODULE, kind, f"{folder}/l", str(gap), str(base), str(THREADS)
         ) as one,
     ):
         for _ in range(rounds):
-            one.ask(version=1)  # the first one loads what numba compiled; the others seed again
+            # The first one loads what numba compiled and makes a second copy; seeded again after.
+            one.ask(version=0)
+            one.ask(version=1)
             samples.append(one.ask(version=1 + _BEHIND)["seconds"])
     return samples
 
@@ -224,18 +232,25 @@ def _pull_measures(samples: _Samples) -> list[Measure]:
         _seconds("pull: plain reader of xor, in place", samples["pull.in_place"]),
         _seconds("pull: plain reader of xor, second copy", samples["pull.xor"]),
     ]
-    one = reader
+    one = dict.fromkeys(_KINDS, reader)
     for way in ("plain", "native"):
-        values = samples.get(f"pull.{way}")
-        if values:
-            one = min(values)
-            found += [
-                _seconds(f"pull: gap {way}", values),
-                _ratio(f"pull: gap {way} / plain reader, in place", one, torn),
-                _ratio(f"pull: gap {way} / plain reader, second copy", one, reader, 1 / 2.5),
-            ]
-    behind = min(samples["pull.behind"])
-    found.append(_ratio(f"pull: {_BEHIND} versions / one", behind, one, 3.5))
+        for name, kind in _KINDS.items():
+            values = samples.get(f"pull.{way}{name}")
+            if values:
+                one[name] = min(values)
+                called = f"pull: gap {way}, {_CALLED[kind]}"
+                found += [
+                    _seconds(called, values),
+                    _ratio(f"{called} / plain reader, in place", one[name], torn),
+                    _ratio(f"{called} / plain reader, second copy", one[name], reader, 1 / 2.5),
+                ]
+    for name, kind in _KINDS.items():
+        called = f"pull: {_BEHIND} versions, {_CALLED[kind]}"
+        behind = min(samples[f"pull.behind{name}"])
+        found += [
+            _seconds(called, samples[f"pull.behind{name}"]),
+            _ratio(f"{called} / one", behind, one[name], 3.5),
+        ]
     return found
 
 

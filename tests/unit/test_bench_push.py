@@ -13,6 +13,8 @@ from contrib.bench.push_upload_side import app
 
 def test_push_is_both_of_them() -> None:
     assert chosen(["push"]) == ["push_native", "push_bucket"]
+    # One that has the whole name is meant alone.
+    assert chosen(["pull"]) == ["pull"]
 
 
 def test_the_limits_are_the_shares_that_are_wanted() -> None:
