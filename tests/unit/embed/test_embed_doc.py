@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import os
 import runpy
+import signal
+import socket
 import sys
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +20,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 
+from hotswap.embed import ForwardGate
 from hotswap.testing.checkpoints import make_checkpoint
 from tests.markdown_blocks import ROOT, Block, blocks_of
+from tests.unit.embed.modules import LIMIT_S
 
 BLOCKS = blocks_of(ROOT / "docs" / "how-to" / "embed.md")
 # Those that it runs itself; the first one is run with the blocks of all other pages.
@@ -33,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("toy", "app", "fast"):
+    for name in ("toy", "app", "fast", "serve"):
         sys.modules.pop(name, None)
 
 
@@ -53,7 +61,7 @@ def test_a_block_prints_what_the_document_says(
 def test_the_document_has_three_of_those_and_the_first_is_run_elsewhere() -> None:
     assert len(RUN) == 3
     assert [block.directive for block in BLOCKS if block.language == "python"][1] == "run"
-    assert [block.expected for block in FILES] == ["toy.py", "app.py", "fast.py"]
+    assert [block.expected for block in FILES] == ["toy.py", "app.py", "fast.py", "serve.py"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("app", Starlette), ("fast", FastAPI)])
@@ -75,6 +83,55 @@ async def test_the_apps_serve_and_swap_under_their_prefix(
         assert reply.json()["success"]
         assert (await client.get("/predict")).json() == {"y": 8.0}
         assert (await client.get("/weights/hotswap/v1/state")).json()["state"] == "serving"
+
+
+async def test_who_is_told_to_end_cuts_no_client_off(place: Path) -> None:
+    """A pass that waits at the gate, and a reader of events, which would wait for ever."""
+    script, port = place / "serve.py", free_port()
+    script.write_text(script.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    serving = asyncio.create_task(imported("serve").main())
+    address = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=address, timeout=LIMIT_S) as client:
+        await until_answered(client, serving)
+        assert (await client.post("/weights/pause_generation")).is_success
+        async with client.stream("GET", "/weights/hotswap/v1/events") as events:
+            lines = events.aiter_lines()
+            assert (await anext(lines)).startswith("id: ")
+            waiting = asyncio.create_task(client.get("/predict"))
+            await asyncio.to_thread(until_one_waits_at_the_gate)
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen = [line async for line in lines]
+        assert (await waiting).json() == {"y": 4.0}
+    assert "event: shutdown" in seen
+    await asyncio.wait_for(serving, LIMIT_S)
+
+
+def until_one_waits_at_the_gate() -> None:
+    entering = ForwardGate.__enter__.__code__
+    while not any(
+        entering in [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
+        for innermost in sys._current_frames().values()
+    ):
+        time.sleep(0.001)
+
+
+async def until_answered(client: httpx.AsyncClient, serving: asyncio.Task[None]) -> None:
+    """Until the server has its port; a server that has failed says why."""
+    while True:
+        try:
+            assert (await client.get("/weights/health")).is_success
+        except httpx.ConnectError:
+            if serving.done():
+                await serving
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found: int = taken.getsockname()[1]
+        return found
 
 
 def imported(name: str) -> ModuleType:
