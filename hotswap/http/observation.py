@@ -103,6 +103,9 @@ class _Live:
         )
         yield "hotswap_patch_cache_bytes", "Bytes of what pulls have changed.", PATCHES.size_bytes
         yield "hotswap_patch_cache_patches", "Pulls whose changes are kept.", len(PATCHES)
+        logs = served.puller.logs
+        yield "hotswap_log_versions", "Versions in the longest log of a pulled copy.", logs.versions
+        yield "hotswap_log_bytes", "Bytes of all logs beside pulled copies.", logs.size_bytes
         yield "hotswap_event_readers", "Readers of events.", self._events.readers
         yield "hotswap_engine_alive", "1 while forward passes are possible.", served.engine_alive
         if served.follower is not None:

@@ -30,6 +30,8 @@ from hotswap.command_queue import OneAtATime
 from hotswap.niceness import give_way
 from hotswap.plugin_hooks import PreReadHook, with_options
 from hotswap.pre_read import operator_hook, pull_pre_read
+from hotswap.pulls.compactor import Compactor
+from hotswap.pulls.logs import LogSizes
 from hotswap.pulls.news import PullNews, outcome_of
 from hotswap.pulls.pace import Pace
 from hotswap.sparse.cache import PATCHES
@@ -89,6 +91,8 @@ class Puller:
         self._pre_read = pre_read
         self._wait_s = wait_s
         self._keep = keep
+        self.logs: LogSizes = LogSizes()
+        self._compactor = Compactor(self.logs, threads=self._threads, patches=PATCHES)
         self._turns = OneAtATime(wait_s=wait_s, doing="pull", still="running")
         # Not those of updates: a pull that waits must not keep an update from its thread.
         self._limiter = anyio.CapacityLimiter(1)
@@ -145,7 +149,13 @@ class Puller:
             other = getattr(strategy, "puller", None)
             if isinstance(other, Puller):
                 other._numbers = self._numbers
+                other._share(self.logs)
                 other.observe(self._tell)
+
+    def _share(self, logs: LogSizes) -> None:
+        """Let ``logs`` hear of one's own as well."""
+        self.logs = logs
+        self._compactor = Compactor(logs, threads=self._threads, patches=PATCHES)
 
     def holds(
         self, local: Path, source: Path | Objects, target: int, *, looks: bool, hooks: bool = False
@@ -217,7 +227,7 @@ class Puller:
         base, local = self._recorded(), Path(key.local)
         if self._local_allowed is None:
             _refuse_strangers(local)
-        return pull(
+        report = pull(
             local,
             key.source,
             key.target,
@@ -234,6 +244,17 @@ class Puller:
             keep=self._keep,
             check=key.check,
         )
+        self._see_to_log(local)
+        return report
+
+    def _see_to_log(self, local: Path) -> None:
+        """Whatever comes of it: the pull is through."""
+        try:
+            size = self.logs.look(local)
+            if size.versions and self._keep is Keep.LOG:
+                self._compactor.look(local, allowed=self._local_allowed)
+        except OSError as error:
+            _log.warning("%s: its log cannot be looked at: %s", local, error)
 
     def _source(self, source: str | Path | Objects, target: int) -> Place:
         """Raises: StreamError for a URL where none was allowed: it is the server that asks there,

@@ -33,6 +33,10 @@ class LogLimits:
     versions: int = 8
     share: float = 0.25
 
+    def half(self) -> LogLimits:
+        """From when on a log is worth writing into the files when nobody waits for that."""
+        return LogLimits(versions=self.versions // 2, share=self.share / 2)
+
     def allow(self, held: Holding, more: int, *, of_bytes: int) -> bool:
         """Whether ``more`` versions may be appended for a checkpoint of ``of_bytes``."""
         size_bytes = 0 if held.log is None else held.log.size_bytes

@@ -30,7 +30,10 @@ from hotswap.stream.progress import Tally
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
-__all__ = ["Changes", "InPlace", "stage_changes"]
+__all__ = ["STAGING", "Changes", "InPlace", "stage_changes"]
+
+STAGING = "apply"
+"""The phase in which nothing that counts is written yet."""
 
 
 class Changes(Protocol):
@@ -82,7 +85,7 @@ def stage_changes(local: StoredTensors, deltas: Fold, staging: InPlace) -> tuple
     number_of = {file: number for number, file in enumerate(files)}
     tensors = [(local.tensors[name], of) for name, of in deltas.items()]
     total = sum(tensor.span.length for tensor, _ in tensors)
-    with staging.tally.phase("apply", total_bytes=total):
+    with staging.tally.phase(STAGING, total_bytes=total):
         run_all(
             staging.pool,
             [

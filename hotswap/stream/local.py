@@ -101,6 +101,11 @@ class LocalCheckpoint:
                 "another local_checkpoint_dir"
             ) from error
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody of this process waits for it. Any thread."""
+        return self._lock is not None and self._lock.is_wanted
+
     def recover(self) -> bool:
         """Finish what an earlier pull began; whether there was something. Raises: OSError."""
         recovered = self._recover()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +42,12 @@ class Held:
         except FileNotFoundError:
             return False
         return os.path.samestat(there, os.fstat(self._fd))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody of this process waits for a lock of it. Any thread."""
+        with _waiting_lock:
+            return _waiting[_file_of(self._fd)] > 0
 
     def check(self) -> None:
         """Raises: LocalBusy when somebody else may hold a lock of that name by now."""
@@ -117,24 +125,56 @@ def _opened(path: Path, *, shared: bool) -> int:
 
 
 def _take(fd: int, path: Path, *, shared: bool, timeout_s: float, deadline: float) -> None:
+    if _takes(fd, path, shared):
+        return
+    with _waits_for(fd):
+        while time.monotonic() < deadline:
+            # flock waits for ever or not at all, and callers bring a thread that may block.
+            time.sleep(_POLL_S)
+            if _takes(fd, path, shared):
+                return
+    raise LocalBusy(
+        f"{path} was held by another pull or reader for {timeout_s:g} s; pull again when it is done"
+    )
+
+
+def _takes(fd: int, path: Path, shared: bool) -> bool:
     flock, how = _flock(path, shared)
-    while True:
-        try:
-            flock(fd, how)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise StreamError(
-                    f"{path} cannot be locked ({error.strerror}); put the local checkpoint on a "
-                    "file system with flock"
-                ) from error
-        if time.monotonic() >= deadline:
-            raise LocalBusy(
-                f"{path} was held by another pull or reader for {timeout_s:g} s; pull again "
-                "when it is done"
-            )
-        # flock waits for ever or not at all, and callers bring a thread that may block.
-        time.sleep(_POLL_S)
+    try:
+        flock(fd, how)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise StreamError(
+            f"{path} cannot be locked ({error.strerror}); put the local checkpoint on a "
+            "file system with flock"
+        ) from error
+    return True
+
+
+_File = tuple[int, int]
+_waiting_lock = threading.Lock()
+_waiting = Counter[_File]()
+"""How many of this process wait for each lock's file."""
+
+
+def _file_of(fd: int) -> _File:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _waits_for(fd: int) -> Iterator[None]:
+    file = _file_of(fd)
+    with _waiting_lock:
+        _waiting[file] += 1
+    try:
+        yield
+    finally:
+        with _waiting_lock:
+            _waiting[file] -= 1
+            if not _waiting[file]:
+                del _waiting[file]
 
 
 def _flock(path: Path, shared: bool) -> tuple[Callable[[int, int], None], int]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from hotswap.sparse.cache import PatchCache
 from hotswap.stream.disk import Disk, LocalDisk
-from hotswap.stream.errors import LocalDamaged, StreamError
+from hotswap.stream.errors import LocalBusy, LocalDamaged, StreamError
 from hotswap.stream.explained import explained
 from hotswap.stream.in_files import OpenLocal, write_in_files
+from hotswap.stream.in_place import STAGING
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.log import Holding
 from hotswap.stream.place import local_directory
@@ -37,13 +38,17 @@ def materialize(
     progress: Callable[[Progress], None] | None = None,
     give_way: bool = False,
     patches: PatchCache | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> PullReport:
     """Bring the files of a local checkpoint to the version that it holds; a no-op when they are.
 
     As a pull in place does it, from the log alone: verified in memory, then by a journal, so
-    that it may be cut short anywhere. It needs no source and no base. Blocks.
+    that it may be cut short anywhere. It needs no source and no base. Blocks. ``stop`` is for what
+    runs in the background: it ends, with everything as it was, when that says so, or somebody of
+    this process waits for the directory, before the files are written.
 
-    Raises: StreamError; LocalDamaged when the copy is of no use until a pull has made it anew.
+    Raises: StreamError; LocalBusy when it was stopped; LocalDamaged when the copy is of no use
+    until a pull has made it anew.
     """
     given = local_directory(local_checkpoint_dir, "the local checkpoint")
     directory = Path(os.path.abspath(given))
@@ -52,10 +57,15 @@ def materialize(
             f"{directory}: no pull keeps a local checkpoint there, and nothing is to be written "
             "into its files; name the directory that versions were pulled into"
         )
+
+    def look(step: Progress) -> None:
+        if stop is not None and step.phase == STAGING and (local.is_wanted or stop()):
+            raise LocalBusy(f"{directory}: its log stays as it is, for somebody waits")
+        if progress is not None:
+            progress(step)
+
     with explained(directory), pull_threads(threads, give_way=give_way) as pool:
-        local = LocalCheckpoint(
-            directory, disk=disk or LocalDisk(), pool=pool, tally=Tally(progress)
-        )
+        local = LocalCheckpoint(directory, disk=disk or LocalDisk(), pool=pool, tally=Tally(look))
         with local.alone(timeout_s=lock_timeout_s):
             recovered = local.recover()
             held = local.held

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream import Keep, LocalDiskFailed, PullPending, StreamError, pull
+from hotswap.stream import Keep, LocalDiskFailed, PullPending, StreamError, materialize, pull
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.stream.lock import reading
@@ -135,6 +135,13 @@ def _folded(stream: Stream) -> int:
     return target
 
 
+def _compacted(stream: Stream) -> int:
+    """A log that is written into the files with no pull, as it is in the background."""
+    _log(stream)
+    pull_now(stream, 2, keep=Keep.LOG)
+    return 2
+
+
 def _back(stream: Stream) -> int:
     """Back to before the log: the state will be, to the bit, the one that the log is on."""
     for encoding in ("xor", "gap"):
@@ -238,9 +245,11 @@ SCENARIOS: Mapping[str, _Setup] = {
     "spare_reseed": _spare_reseed,
     "spare_recovery": _spare_recovery,
     "back_in_place": _back_in_place,
+    "compacted": _compacted,
 }
 _LOGGED = ("log_begun", "log")
 _COPYING = ("copies", "spare", "spare_fold", "spare_folded", "spare_reseed", "spare_recovery")
+COMPACTED = "compacted"
 
 
 def pull_now(
@@ -313,6 +322,9 @@ class Scenario:
 
     def pull(self, disk: Disk | None = None) -> None:
         """Pull the target in the scenario's way."""
+        if self.name == COMPACTED:
+            materialize(self.local, threads=1, disk=disk)
+            return
         pull_now(self.stream, self.target, disk=disk, keep=self.keep)
 
     def rewind(self) -> None:
@@ -344,7 +356,8 @@ class Scenario:
         if held is None or self.name == "damaged":
             return
         assert contents_of(self.local) == self.stream.at(held.plain.number)
-        assert held.log is None or self.name in (*_LOGGED, "folded", "back", "spare_folded")
+        logged = (*_LOGGED, "folded", "back", "spare_folded", COMPACTED)
+        assert held.log is None or self.name in logged
 
     def fail(self, at: int, code: int, *, times: float = 1) -> None:
         """Let one call fail (or it and all after it) and check what is left."""
@@ -379,7 +392,7 @@ class Scenario:
             "source": str(self.stream.source),
             "base": str(self.stream.base),
             "target": self.target,
-            "keep": self.keep,
+            "keep": None if self.name == COMPACTED else self.keep,
             "pulls": [[str(copy), point] for copy, point in zip(copies, points, strict=True)],
         }
         command = [sys.executable, "-m", "tests.unit.stream.killed_pulls", json.dumps(spec)]

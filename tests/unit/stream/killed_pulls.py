@@ -10,7 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from hotswap.stream import Keep, pull
+from hotswap.stream import Keep, materialize, pull
+from hotswap.stream.disk import Disk
 from tests.unit.stream.compiled import compile_once
 from tests.unit.stream.faulty_disk import killing
 
@@ -24,18 +25,26 @@ def main(spec: dict[str, object]) -> None:
     for local, point in pulls:
         child = os.fork()
         if child == 0:
-            pull(
-                Path(local),
-                Path(str(spec["source"])),
-                int(str(spec["target"])),
-                base_dir=Path(str(spec["base"])),
-                threads=1,
-                disk=killing(point),
-                keep=Keep(str(spec["keep"])),
-            )
+            _work(spec, Path(local), killing(point))
             os._exit(0)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     sys.stdout.write(json.dumps(statuses))
+
+
+def _work(spec: dict[str, object], local: Path, disk: Disk) -> None:
+    """Pull; without ``keep`` what the log has goes into the files instead."""
+    if spec["keep"] is None:
+        materialize(local, threads=1, disk=disk)
+        return
+    pull(
+        local,
+        Path(str(spec["source"])),
+        int(str(spec["target"])),
+        base_dir=Path(str(spec["base"])),
+        threads=1,
+        disk=disk,
+        keep=Keep(str(spec["keep"])),
+    )
 
 
 if __name__ == "__main__":
