@@ -39,7 +39,9 @@ async def update_weights_from_tensor(request: Request) -> Response:
         received = await _received(serving, body)
     except BaseException:
         # Cut off, too long, no JSON, with a wrong field: as far as it came it may name memory.
-        await _on_a_thread(lambda: Received.refused(kept).release())
+        # What none can be told to be for is the first one's to let go.
+        if serving.placement.rank == 0:
+            await _on_a_thread(lambda: Received.refused(kept).release())
         raise
     kept.clear()
     try:

@@ -159,9 +159,9 @@ class Case:
     after: Callable[[Server], Awaitable[bool]] | None = None
 
 
-def one_of(world_size: int) -> Prepare:
+def one_of(world_size: int, *, rank: int = 0) -> Prepare:
     async def prepare(server: Server, stack: AsyncExitStack) -> None:
-        server.served.placement = Placement(rank=0, world_size=world_size)
+        server.served.placement = Placement(rank=rank, world_size=world_size)
 
     return prepare
 

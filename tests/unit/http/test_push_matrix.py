@@ -73,6 +73,12 @@ CASES: dict[str, Case] = {
     ),
     "one too many": Case(status=400, fields=payloads(lambda text: [text, "gARdlC4="])),
     "for two ranks": Case(status=400, prepare=one_of(2)),
+    "no JSON, which the first of two ranks lets go": Case(
+        status=400, prepare=one_of(2), raw=lambda body: [body + b"}"]
+    ),
+    "and the second does not": Case(
+        status=400, prepare=one_of(2, rank=1), raw=lambda body: [body + b"}"], read=False
+    ),
     "for another device": Case(status=400, fields=payloads(lambda text: {"GPU-12345678": text})),
     "no base64": Case(status=400, fields=payloads(lambda text: [text + "####"])),
     "base64 in lines": Case(
