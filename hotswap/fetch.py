@@ -10,13 +10,13 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from difflib import get_close_matches
 from typing import TypeAlias
 
 import anyio
 
 from hotswap.errors import UpdateRejected
 from hotswap.foreign import contained, is_ours, said, shown, words_of
+from hotswap.missing import STRATEGIES, remedy
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.plugin_loading import NAME
 from hotswap.seams import LoadStrategy, Stage
@@ -89,9 +89,7 @@ def _remedy(name: str, installed: Sequence[str]) -> str:
     # A name comes from a client, and the message is a command for a shell.
     if not NAME.fullmatch(name):
         return "that can be no strategy's name; send one that is installed"
-    install = f"pip install hotswap-{name}, then restart the server"
-    close = get_close_matches(name, installed, n=1)
-    return f"did you mean {close[0]!r}? If not: {install}" if close else install
+    return remedy(name, installed=installed, own=STRATEGIES)
 
 
 async def run_pre_read(hooks: Sequence[PreRead], update: Update) -> None:

@@ -7,14 +7,14 @@ Rules:
   whatever else brings one: nobody takes a name by sorting first.
 * Plug-ins are looked at in the order of their dists' names, so that any other clash ends the
   same way on every machine: the later one is refused.
-* Nothing else in hotswap imports a plug-in or knows one by name.
+* Nothing else in hotswap imports a plug-in, or knows one by name but to say what to install.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
@@ -26,9 +26,10 @@ from starlette.routing import BaseRoute
 from hotswap.errors import PluginError
 from hotswap.foreign import said, words_of
 from hotswap.hookspecs import GROUP, EngineFactory, StrategyFactory
+from hotswap.missing import ENGINES, STRATEGIES, remedy
 from hotswap.options import Option
 from hotswap.plugin_hooks import ChangedHook, PostWriteHook, PreReadHook
-from hotswap.plugin_loading import Contribution, Finder, dist_of
+from hotswap.plugin_loading import NAME, Contribution, Finder, dist_of
 from hotswap.plugin_scan import installed_entry_points
 from hotswap.seams import Engine, LoadStrategy
 from hotswap.wire.strategy import PUSHED
@@ -48,7 +49,7 @@ EMBEDDED = "embedded"
 """The name of hotswap's own engine, which no plug-in can take."""
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"[a-z][a-z0-9-]*")
+_OWN: Mapping[str, Sequence[str]] = {"load strategy": STRATEGIES, "engine": ENGINES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +194,14 @@ def missing_strategy_message(name: str, plugins: Plugins) -> str:
 def _missing_message(
     kind: str, name: str, known: Iterable[str], refusals: Iterable[Refusal]
 ) -> str:
-    dist = f"hotswap-{name}"
+    dist, known = f"hotswap-{name}", list(known)
     seen = f"{kind} {name!r} is not installed (installed: {_listed(known)})"
     for refusal in refusals:
         if refusal.name == dist:
             return f"{seen}: {dist} is, but was refused at load: {refusal.reason}"
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         return f"{seen}, and its name is none that a plug-in could have"
-    return f"{seen}: pip install {dist}, then restart the server"
+    return f"{seen}: {remedy(name, installed=known, own=_OWN[kind])}"
 
 
 def _make_strategy(

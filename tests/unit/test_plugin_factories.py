@@ -87,15 +87,20 @@ def test_a_factory_that_makes_no_engine_is_named(install: Install) -> None:
 
 
 def test_a_missing_engine_names_the_dist_to_install() -> None:
-    with pytest.raises(PluginError, match=r"'vllm' is not installed \(installed: embedded\): pip"):
+    with pytest.raises(PluginError, match=r"'vllm' is not installed \(installed: embedded\): a"):
         resolve_engine(Plugins(), "vllm", {})
+    with pytest.raises(PluginError, match=r": pip install hotswap-transformers, then restart"):
+        resolve_engine(Plugins(), "transformers", {})
+    with pytest.raises(PluginError, match=r"embedded\): did you mean 'embedded'\?$"):
+        resolve_engine(Plugins(), "embeded", {})
 
 
 def test_a_missing_strategy_names_the_dist_to_install(install: Install) -> None:
     plugins = load_plugins(found=[install("hotswap-disk", API), install("hotswap-rsync", GOOD)])
     assert missing_strategy_message("s3", plugins) == (
-        "load strategy 's3' is not installed (installed: rsync): "
-        "pip install hotswap-s3, then restart the server"
+        "load strategy 's3' is not installed (installed: rsync): a plug-in that brings it would be "
+        "the dist hotswap-s3: if you know whose that is, pip install hotswap-s3, then restart the "
+        "server"
     )
     assert "(installed: none)" in missing_strategy_message("s3", Plugins())
 
@@ -105,6 +110,16 @@ def test_a_refused_strategy_is_not_to_be_installed_again(install: Install) -> No
     message = missing_strategy_message("disk", plugins)
     assert "refused at load: hotswap_api_version is 9" in message
     assert "pip install" not in message
+
+
+@pytest.mark.parametrize("name", ["rsnyc", "dsik", "delta_pull", "Disk"])
+def test_no_install_is_advised_of_a_name_that_is_nearly_another(
+    name: str, install: Install
+) -> None:
+    plugins = load_plugins(found=[install("hotswap-rsync", GOOD)])
+    message = missing_strategy_message(name, plugins)
+    assert "did you mean " in message
+    assert f"hotswap-{name}" not in message
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x; rm -rf /", "--upgrade", "../x", "Ä"])

@@ -243,7 +243,9 @@ async def test_unknown_strategy_names_the_dist() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("faek", r"did you mean 'fake'\? If not: pip install hotswap-faek, then restart"),
+        ("faek", r"\(installed: fake\): did you mean 'fake'\?$"),
+        ("dsik", r"did you mean 'disk'\? That comes with pip install hotswap-disk, then restart"),
+        ("disk", r"\(installed: fake\): pip install hotswap-disk, then restart the server$"),
         ("; rm -rf", r"no strategy's name; send one that is installed$"),
         ("x" * 65, r"no strategy's name; send one that is installed$"),
     ],
