@@ -27,15 +27,14 @@ from hotswap.stream.gap_native import (
     NativeSteps,
     NativeTurns,
     has_native,
-    native_changes,
-    native_symbols,
 )
 from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes, plain_symbols
+from hotswap.stream.gap_search import native_changes, native_symbols
 from hotswap.stream.words import Words
 
 __all__ = ["Steps", "decode_gap", "encode_gap", "steps_in_turn", "steps_of"]
 
-_PIECE_BYTES = 2**23
+_PIECE_BYTES = 2**21
 """Compared and hashed together: what was read once is still in the processor's cache.
 
 Shorter ones cost more than they save: threads wait for the interpreter's lock after each step.

@@ -1,14 +1,10 @@
-"""The loops that a compiler makes fast: where a tensor changed, telling it, and changing it.
+"""The loops that a compiler makes fast: changing a tensor, by one change or several.
 
-Plain Python that ``numba`` compiles (``gap_native``). Rule: nothing is looked up outside of the
-arguments, and places are unsigned: what may be negative costs a comparison each time. The search
-is three loops, as one that does all of it takes twice as long.
+Plain Python that ``numba`` compiles (``gap_native``). Rule: one compiled form each, whatever
+the width of the elements, and nothing is looked up outside of the arguments.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,119 +12,7 @@ from numpy.typing import NDArray
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Symbols, Values
 
-__all__ = [
-    "change_elements",
-    "change_in_turn",
-    "change_piece",
-    "elements_finder",
-    "find_blocks",
-    "find_words",
-    "write_gaps",
-]
-
-_Eights = NDArray[np.uint64]
-"""Eight bytes of a tensor each."""
-
-_Places = NDArray[np.uint32]
-
-_U = np.uint64
-_Finder = Callable[[_Eights, _Eights, _Places, int, NDArray[np.int64], _Eights], int]
-
-
-def find_blocks(old: _Eights, new: _Eights, blocks: _Places) -> int:
-    """Fill ``blocks`` with the whole blocks of four words that differ; how many.
-
-    ``blocks`` has room for one more than there are.
-    """
-    found = _U(0)
-    for number in range(_U(len(old)) // _U(4)):
-        block = _U(number)
-        word = _U(4) * block
-        change = (old[word] ^ new[word]) | (old[word + _U(1)] ^ new[word + _U(1)])
-        word += _U(2)
-        change |= (old[word] ^ new[word]) | (old[word + _U(1)] ^ new[word + _U(1)])
-        # Written down in any case and counted if it is one: a branch would be guessed wrong.
-        blocks[found] = block
-        found += _U(change != _U(0))
-    return int(found)
-
-
-def find_words(old: _Eights, new: _Eights, blocks: _Places, count: int, words: _Places) -> int:
-    """Fill ``words`` with those that differ, of ``count`` blocks and past the last whole one.
-
-    How many. ``words`` has room for one more than there are.
-    """
-    found = _U(0)
-    for number in range(_U(count)):
-        begin = _U(4) * _U(blocks[number])
-        for part in range(_U(4)):
-            word = begin + _U(part)
-            words[found] = word
-            found += _U(old[word] != new[word])
-    for rest in range(_U(len(old)) // _U(4) * _U(4), _U(len(old))):
-        word = _U(rest)
-        words[found] = word
-        found += _U(old[word] != new[word])
-    return int(found)
-
-
-@cache
-def elements_finder(width: int) -> _Finder:
-    """The loop that finds elements of ``width`` bytes: one that knows it takes half the time."""
-    per_word, size, mask = _U(8 // width), _U(8 * width), _U(2 ** (8 * width) - 1)
-    low_32, low_16, low_8 = _U(2**32 - 1), _U(2**16 - 1), _U(2**8 - 1)
-
-    def find_elements(
-        old: _Eights,
-        new: _Eights,
-        words: _Places,
-        count: int,
-        at: NDArray[np.int64],
-        values: _Eights,
-    ) -> int:
-        """Fill ``at`` and ``values`` with the elements that differ in ``count`` words; how many.
-
-        Both have room for every element.
-        """
-        found = _U(0)
-        for number in range(_U(count)):
-            word = _U(words[number])
-            change = old[word] ^ new[word]
-            while change != _U(0):  # once, as a rule
-                rest, low = change, _U(0)
-                if width <= 4:
-                    low = _U((rest & low_32) == _U(0)) << _U(5)
-                    rest >>= low
-                if width <= 2:
-                    more = _U((rest & low_16) == _U(0)) << _U(4)
-                    rest >>= more
-                    low += more
-                if width <= 1:
-                    more = _U((rest & low_8) == _U(0)) << _U(3)
-                    rest >>= more
-                    low += more
-                at[found] = word * per_word + low // size
-                values[found] = rest & mask
-                found += _U(1)
-                change ^= (rest & mask) << low
-        return int(found)
-
-    return find_elements
-
-
-def write_gaps(at: NDArray[np.int64], escape: int, symbols: NDArray[np.uint16]) -> int:
-    """Fill ``symbols`` with the distances between ascending positions ``at``; how many."""
-    count, after = 0, 0
-    for number in range(len(at)):
-        gap = at[number] - after
-        after = at[number] + 1
-        while gap >= escape:
-            symbols[count] = escape
-            count += 1
-            gap -= escape
-        symbols[count] = gap
-        count += 1
-    return count
+__all__ = ["change_elements", "change_in_turn", "change_piece"]
 
 
 def change_piece(

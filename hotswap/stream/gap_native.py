@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotswap.native import compiled as _compiled
 from hotswap.native import has_native
 from hotswap.stream import gap_kernels
 from hotswap.stream.frames import Bytes
-from hotswap.stream.gap_layout import Sparse, Symbols, escape_of
-from hotswap.stream.gap_plain import Found, plain_changes
+from hotswap.stream.gap_layout import Sparse, escape_of
 from hotswap.stream.words import WORD_BYTES, Words, whole_words
 
-__all__ = ["NativeSteps", "NativeTurns", "has_native", "native_changes", "native_symbols"]
-
-
-def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
-    """As ``plain_changes``."""
-    words = len(old) // WORD_BYTES
-    whole = words * WORD_BYTES
-    before, after = _fixed(old[:whole]).view("<u8"), _fixed(new[:whole]).view("<u8")
-    room = _room_for(words)
-    blocks = _compiled(gap_kernels.find_blocks)(before, after, room.blocks)
-    different = _compiled(gap_kernels.find_words)(before, after, room.blocks, blocks, room.words)
-    at, values = room.elements(different * WORD_BYTES // width)
-    found = _compiled(gap_kernels.elements_finder(width))(
-        before, after, room.words, different, at, values
-    )
-    head = at[:found].copy(), values[:found].astype(f"<u{width}")
-    if whole == len(old):
-        return head
-    tail_at, tail_values = plain_changes(old[whole:], new[whole:], width)
-    tail_at += whole // width
-    return np.concatenate((head[0], tail_at)), np.concatenate((head[1], tail_values))
-
-
-def native_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
-    """As ``plain_symbols``."""
-    escape = escape_of(gap_width)
-    symbols = np.empty(len(at) + int(at[-1]) // escape, np.uint16)
-    count = _compiled(gap_kernels.write_gaps)(_fixed(at), escape, symbols)
-    return symbols[:count].astype(f"<u{gap_width}")
-
-
-_KEPT_ELEMENTS = 2**20
-"""More changes than these, 16 MB of them, are no reason to keep the memory that they took."""
+__all__ = ["NativeSteps", "NativeTurns", "has_native"]
 
 
 class NativeTurns:
@@ -95,33 +60,6 @@ class NativeTurns:
 
 
 _NONE: Words = np.empty(0, np.intp)
-
-
-class _Room:
-    """What a search fills: fresh memory costs more than what is done with it."""
-
-    def __init__(self, words: int) -> None:
-        self.blocks = np.empty(words // 4 + 1, np.uint32)
-        self.words = np.empty(words + 1, np.uint32)
-        self._at = np.empty(_KEPT_ELEMENTS, np.int64)
-        self._values = np.empty(_KEPT_ELEMENTS, np.uint64)
-
-    def elements(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Room for positions and values of ``count`` elements."""
-        if count <= _KEPT_ELEMENTS:
-            return self._at, self._values
-        return np.empty(count, np.int64), np.empty(count, np.uint64)
-
-
-def _room_for(words: int) -> _Room:
-    """This thread's own."""
-    room: _Room | None = getattr(_own, "room", None)
-    if room is None or len(room.words) <= words:
-        room = _own.room = _Room(words)
-    return room
-
-
-_own = threading.local()
 
 
 class NativeSteps:

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotswap.stream import gap_native
+from hotswap.stream import gap_native, gap_search
 from hotswap.stream.checksums import checksum, new_hasher
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.gap import Steps, decode_gap, encode_gap, steps_of
@@ -64,6 +64,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
         return kernel
 
     monkeypatch.setattr(gap_native, "_compiled", as_it_is)
+    monkeypatch.setattr(gap_search, "_compiled", as_it_is)
 
 
 @pytest.mark.parametrize("share", SHARES)
