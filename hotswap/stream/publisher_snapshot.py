@@ -16,7 +16,15 @@ from typing import TypeAlias
 from hotswap.stream.apply import blame, bytes_of, fold, grouped
 from hotswap.stream.base_check import base_blamed
 from hotswap.stream.blobs import Delta
-from hotswap.stream.errors import DeltaDamaged, StreamError, VersionMissing
+from hotswap.stream.errors import (
+    DeltaDamaged,
+    OutOfOrder,
+    SourceNotReady,
+    StreamError,
+    UnknownEncoding,
+    VersionMalformed,
+    VersionMissing,
+)
 from hotswap.stream.parallel import run_all
 from hotswap.stream.place import Place
 from hotswap.stream.publisher_tensors import HostTensor
@@ -36,7 +44,7 @@ def any_names() -> tuple[str, ...]:
 
 def names_at(source: Place, version: int, *, base_dir: Path | None) -> tuple[str, ...]:
     """Every tensor of the checkpoint that ``version`` leads to. Raises: StreamError."""
-    with _begun(source, version, base_dir) as (begin, _):
+    with _advising(source, version), _begun(source, version, base_dir) as (begin, _):
         return tuple(begin.tensors)
 
 
@@ -48,7 +56,7 @@ def restored(
     Raises: StreamError when the chain is broken, damaged, or begins at a base that was not
     given, or a name is not in it.
     """
-    with _begun(source, version, base_dir) as (begin, deltas):
+    with _advising(source, version), _begun(source, version, base_dir) as (begin, deltas):
         unknown = sorted(set(names) - begin.tensors.keys())
         if unknown:
             raise StreamError(
@@ -74,6 +82,38 @@ def restored(
     return found
 
 
+_UNREADABLE = (
+    DeltaDamaged,
+    OutOfOrder,
+    SourceNotReady,
+    UnknownEncoding,
+    VersionMalformed,
+    VersionMissing,
+)
+
+
+@contextmanager
+def _advising(source: Place, version: int) -> Iterator[None]:
+    """Say how to go on where ``version`` cannot be read back: what readers can see is never
+    written over."""
+    try:
+        yield
+    except _NoBase as error:
+        raise VersionMissing(str(error)) from error
+    except _UNREADABLE as error:
+        seen = str(error).removesuffix("; publish the version again")
+        raise type(error)(
+            f"{seen}; version {version} is there and cannot be read back, so that nothing can be "
+            "compared with it. If it is not only late: let hotswap verify name the damaged "
+            f"versions, move the first of them and all after it out of {source}, and publish "
+            "again. Their numbers are then written anew, and readers that had them make their copies anew"
+        ) from error
+
+
+class _NoBase(VersionMissing):
+    """A stream begins at a base checkpoint that the publisher was not given."""
+
+
 _Deltas: TypeAlias = Callable[[], "list[dict[str, Delta]]"]
 
 
@@ -89,7 +129,7 @@ def _begun(
     elif base_dir is not None:
         opened = opened_seed(base_dir, allowed=None, wrong=StreamError)
     else:
-        raise VersionMissing(
+        raise _NoBase(
             f"{source}: version {version} builds on the base checkpoint, which was not given; "
             "give base_dir (--base of hotswap publish)"
         )

@@ -51,13 +51,19 @@ def a_blob(local: Path) -> None:
 Damage = Callable[[Path], None]
 WAYS = [
     *((encoding, Keep.FILES, a_file) for encoding in ENCODINGS),
+    *((encoding, Keep.COPIES, a_file) for encoding in ENCODINGS),
     *((encoding, Keep.LOG, a_file) for encoding in ENCODINGS),
     *((encoding, Keep.LOG, a_blob) for encoding in ENCODINGS),
 ]
 EVERY_WAY = pytest.mark.parametrize(("encoding", "keep", "damage"), WAYS)
 A_FEW = pytest.mark.parametrize(
     ("encoding", "keep", "damage"),
-    [("gap", Keep.FILES, a_file), ("xor", Keep.LOG, a_file), ("overwrite", Keep.LOG, a_blob)],
+    [
+        ("gap", Keep.FILES, a_file),
+        ("xor", Keep.COPIES, a_file),
+        ("xor", Keep.LOG, a_file),
+        ("overwrite", Keep.LOG, a_blob),
+    ],
 )
 
 
@@ -115,7 +121,7 @@ def test_it_is_found_on_the_way_to_another_version_too(
     assert held_contents(stream.local) == stream.at(2)
 
 
-@pytest.mark.parametrize("keep", [Keep.FILES, Keep.LOG])
+@pytest.mark.parametrize("keep", Keep)
 def test_a_whole_copy_is_read_and_stays(keep: Keep, tmp_path: Path) -> None:
     stream = Stream(tmp_path, "xor", "gap")
     reach(stream, 0, keep)

@@ -12,7 +12,7 @@ from hotswap.stream.layout import INDEX
 from tests.unit.stream.faulty_store import FaultyStore, objects, uploaded
 from tests.unit.stream.streams import Stream, contents_of, held_contents
 
-both_keeps = pytest.mark.parametrize("keep", [Keep.FILES, Keep.LOG])
+every_keep = pytest.mark.parametrize("keep", Keep)
 
 
 def reach(stream: Stream, target: int, keep: Keep = Keep.FILES) -> None:
@@ -27,7 +27,7 @@ def refusal(stream: Stream, target: int, keep: Keep = Keep.FILES) -> VersionMiss
     return caught.value
 
 
-@both_keeps
+@every_keep
 @pytest.mark.parametrize("encoding", ["xor", "overwrite", "gap", "full"])
 def test_a_pruned_target_names_the_oldest_that_is_left(
     encoding: str, keep: Keep, tmp_path: Path

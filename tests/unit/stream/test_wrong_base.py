@@ -28,7 +28,7 @@ KINDS = [
     ("gap", "adler32"),
 ]
 every_kind = pytest.mark.parametrize(("encoding", "checksum"), KINDS)
-both_keeps = pytest.mark.parametrize("keep", [Keep.FILES, Keep.LOG])
+every_keep = pytest.mark.parametrize("keep", Keep)
 
 
 def published(root: Path, encoding: str, checksum: str = OWN_CHECKSUM, **shape: int) -> Stream:
@@ -50,7 +50,7 @@ def refusal(
 
 
 @every_kind
-@both_keeps
+@every_keep
 def test_a_first_pull_on_another_base(
     encoding: str, checksum: str, keep: Keep, tmp_path: Path
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_first_pull_on_another_base(
 
 
 @every_kind
-@both_keeps
+@every_keep
 def test_a_copy_of_another_base(encoding: str, checksum: str, keep: Keep, tmp_path: Path) -> None:
     stream = published(tmp_path, encoding, checksum)
     pull(stream.local, stream.source, 0, base_dir=tmp_path / "other", keep=keep)
@@ -75,7 +75,7 @@ def test_a_copy_of_another_base(encoding: str, checksum: str, keep: Keep, tmp_pa
 
 
 @pytest.mark.parametrize("count", [1, 4])
-@both_keeps
+@every_keep
 def test_what_the_copy_was_made_from_is_named(count: int, keep: Keep, tmp_path: Path) -> None:
     stream = published(tmp_path, "gap", count=count)
     for target in (0, 1):
