@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hotswap.errors import CommandError, IllegalCommand
+from hotswap.foreign import words_of
 from hotswap.seams import Sleeper
 from hotswap.state import Command, Kv, Outcome, Situation
 from hotswap.stopped import StoppedWork
@@ -121,4 +122,4 @@ async def _woken(engine: Sleeper, tags: frozenset[str]) -> bool:
     try:
         return await engine.wake(tags)
     except MemoryError as error:
-        raise CommandError(f"{', '.join(sorted(tags))} sleep on: {error}") from error
+        raise CommandError(f"{', '.join(sorted(tags))} sleep on: {words_of(error)}") from error

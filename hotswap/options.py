@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hotswap.errors import PluginError
+from hotswap.foreign import said, words_of
 from hotswap.object_url import SCHEMES
 
 __all__ = ["Option", "OptionType", "add_option_flags", "option_values"]
@@ -90,9 +91,21 @@ class Option:
         # What is no number is no value of any option, though floats have it.
         if value != value or (self.choices and value not in self.choices):
             raise ValueError(f"{text!r} is no value for {self.name}, wanted {self._wanted}")
-        if self.check is not None:
-            self.check(value)
+        self._checked(value)
         return value
+
+    def _checked(self, value: str | int | float | bool) -> None:
+        """Raises: ValueError, whatever the check of a plug-in ends with."""
+        if self.check is None:
+            return
+        try:
+            self.check(value)
+        except ValueError as error:
+            raise ValueError(words_of(error)) from error
+        except BaseException as error:
+            raise ValueError(
+                f"{value!r} cannot be checked for {self.name}: {said(error)}"
+            ) from error
 
     @property
     def _wanted(self) -> str:

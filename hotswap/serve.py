@@ -35,6 +35,7 @@ from hotswap.engine.loading import choose_device
 from hotswap.errors import HotswapError
 from hotswap.follow import Follower
 from hotswap.follow.start import FollowSetup
+from hotswap.foreign import contained
 from hotswap.http.app import create_app
 from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
@@ -272,7 +273,7 @@ async def _brought(
 ) -> AsyncIterator[Engine]:
     """An engine of a plug-in, under the version that the server boots with."""
     async with AsyncExitStack() as running:
-        with _load_errors(model):
+        with _load_errors(model), contained("the engine"):
             engine = await running.enter_async_context(context)
         await engine.pause(PauseMode.IN_PLACE)
         await engine.commit(stamp)

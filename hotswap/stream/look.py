@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from hotswap.errors import HotswapError
+from hotswap.foreign import said, words_of
 from hotswap.stream.errors import SourceNotReady
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place
@@ -59,8 +60,8 @@ class FirstLook:
 
 
 def _explained(error: Exception, source: Place) -> SourceNotReady:
-    said = str(error) if isinstance(error, HotswapError) else f"{type(error).__name__}: {error}"
+    reason = words_of(error) if isinstance(error, HotswapError) else said(error)
     return SourceNotReady(
-        f"{source}: was not looked at, because its pre-read failed ({said}); see to what it "
+        f"{source}: was not looked at, because its pre-read failed ({reason}); see to what it "
         "waits for and pull again"
     )

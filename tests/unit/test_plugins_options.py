@@ -8,6 +8,7 @@ import pytest
 
 from hotswap.errors import PluginError
 from hotswap.options import Option, add_option_flags, option_values
+from hotswap.testing.endings import ENDINGS
 
 ROOTS = Option(name="weights-root", help="100% of it", repeatable=True)
 COUNT = Option(name="count", help="how many", type=int, default=3)
@@ -126,3 +127,22 @@ def test_a_plug_in_checks_what_it_is_given(capsys: pytest.CaptureFixture[str]) -
 def test_declarations_that_cannot_work_are_refused(declaration: dict[str, Any]) -> None:
     with pytest.raises(PluginError, match=r"^option "):
         Option(**({"name": "a", "help": ""} | declaration))
+
+
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise KeyError("words")
+
+
+@pytest.mark.parametrize("raised", [*(make() for make in ENDINGS.values()), KeyError("k"), Mute()])
+def test_a_check_that_ends_in_any_way_has_refused_the_value(raised: BaseException) -> None:
+    def check(value: int) -> None:
+        raise raised
+
+    option = Option(name="share", help="", type=int, check=check)
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        option.parse("7")
+    seen = "(its message cannot be read)" if isinstance(raised, Mute) else type(raised).__name__
+    assert seen in str(caught.value)
+    with pytest.raises(ValueError, match=r"^HOTSWAP_SHARE: "):
+        option_values([option], environ={"HOTSWAP_SHARE": "7"})

@@ -193,7 +193,7 @@ def test_plugin_options() -> None:
         ({"HOTSWAP_ALLOW_WEIGHT_UPDATE": "maybe"}, "HOTSWAP_ALLOW_WEIGHT_UPDATE"),
         ({"GR_ALLOW_WEIGHT_UPDATE": "maybe"}, "GR_ALLOW_WEIGHT_UPDATE: 'maybe'"),
         ({"HOTSWAP_HOLD_S": "-1"}, "--hold-s"),
-        ({"HOTSWAP_HOLD_S": "nan"}, "--hold-s"),
+        ({"HOTSWAP_HOLD_S": "nan"}, "HOTSWAP_HOLD_S: 'nan' is no value for hold-s, wanted float"),
         ({"HOTSWAP_GENERATE_TIMEOUT_S": "-1"}, "--generate-timeout-s"),
         ({"HOTSWAP_MAX_RUNNING_REQUESTS": "0"}, "--max-running-requests"),
         ({"HOTSWAP_MAX_QUEUED_REQUESTS": "0"}, "--max-queued-requests"),

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from hotswap.errors import UpdateRejected
 from hotswap.fetch import opened
+from hotswap.foreign import words_of
 from hotswap.http import Kind, KindedRoute
 from hotswap.http.json_body import arguments
 from hotswap.http.replies import Json
@@ -46,7 +47,7 @@ async def check(request: Request) -> Response:
                 "unknown": plan.unknown,
             }
     except UpdateRejected as error:
-        found = {"loadable": False, "reason": str(error)}
+        found = {"loadable": False, "reason": words_of(error)}
     return Json(found)
 
 
