@@ -83,13 +83,13 @@ class Compactor:
                 atexit.register(self.stop)
                 self._thread.start()
 
-    def stop(self) -> None:
-        """End, after what is being written; what is prepared is thrown away. Idempotent."""
+    def stop(self, *, wait_s: float = _END_S) -> None:
+        """End, after what is being written, for which this waits no longer; what is prepared is
+        thrown away. Idempotent."""
         self._stopping.set()
-        atexit.unregister(self.stop)
         thread = self._thread
         if thread is not None:
-            thread.join(_END_S)
+            thread.join(wait_s)
 
     def _is_long(self, directory: Path, allowed: Allowed | None) -> bool:
         held = holding_in(directory)

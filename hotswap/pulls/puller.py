@@ -139,6 +139,7 @@ class Puller:
     def stop(self) -> None:
         """Let a pull that runs end at its next step: the next one finishes what it has begun."""
         self._stopping = True
+        self._compactor.stop(wait_s=0.0)
 
     def relay_all(self, strategies: Iterable[object]) -> None:
         """Let the observers hear of what ``strategies`` pull as well, numbered with one's own.

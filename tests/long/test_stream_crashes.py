@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stream.crashes import ERRORS, SCENARIOS, Scenario
+from tests.unit.stream.crash_setups import SCENARIOS
+from tests.unit.stream.crashes import ERRORS, Scenario
 
 pytestmark = pytest.mark.long
 

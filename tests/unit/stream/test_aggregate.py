@@ -21,7 +21,7 @@ from hotswap.stream import (
     verify_source,
 )
 from hotswap.stream.layout import INDEX
-from tests.unit.stream.crashes import add_aggregate
+from tests.unit.stream.crash_setups import add_aggregate
 from tests.unit.stream.streams import Stream, contents_of, edit_index
 
 

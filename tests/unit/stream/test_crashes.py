@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stream.crashes import ERRORS, SCENARIOS, Scenario
+from tests.unit.stream.crash_setups import SCENARIOS
+from tests.unit.stream.crashes import ERRORS, Scenario
 
 
 def spread(count: int, among: int) -> list[int]:

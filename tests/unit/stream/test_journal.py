@@ -21,7 +21,8 @@ from hotswap.stream.encodings import Bytes
 from hotswap.stream.journal import CHUNK_BYTES, JournalReader, JournalWriter, Outcome
 from hotswap.stream.state import Reserved, State
 from hotswap.stream.words import WORD_BYTES, different_words
-from tests.unit.stream.crashes import Scenario, pull_now
+from tests.unit.stream.crash_setups import pull_now
+from tests.unit.stream.crashes import Scenario
 from tests.unit.stream.faulty_disk import ForgetfulDisk, write_left
 from tests.unit.stream.streams import Stream, changed, contents_of, made
 

@@ -18,7 +18,7 @@ from hotswap.stream.errors import LocalDamaged, OutsideRoots
 from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
 from hotswap.stream.lock import reading
 from hotswap.stream.state import Reserved, State
-from tests.unit.stream.crashes import add_aggregate
+from tests.unit.stream.crash_setups import add_aggregate
 from tests.unit.stream.streams import Stream, changed, contents_of, publish, write_checkpoint
 
 

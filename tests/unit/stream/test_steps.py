@@ -13,7 +13,7 @@ from hotswap.stream import DeltaDamaged, LocalDiskFailed, PullReport, SourceNotR
 from hotswap.stream import source as source_module
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.layout import directory_of
-from tests.unit.stream.crashes import add_aggregate
+from tests.unit.stream.crash_setups import add_aggregate
 from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, contents_of
 from tests.unit.stream.test_field_faults import FILE, spoil

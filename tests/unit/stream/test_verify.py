@@ -32,7 +32,7 @@ from hotswap.stream.layout import INDEX
 from hotswap.stream.lock import exclusive
 from hotswap.stream.verified import Faults
 from hotswap.weights.folder import OpenFile
-from tests.unit.stream.crashes import add_aggregate
+from tests.unit.stream.crash_setups import add_aggregate
 from tests.unit.stream.streams import Stream, edit_index, publish, write_checkpoint
 from tests.unit.stream.test_sources import at_read
 
