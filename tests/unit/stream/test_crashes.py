@@ -19,7 +19,8 @@ def spread(count: int, among: int) -> list[int]:
     return sorted({math.ceil((number + 1) * among / count) - 1 for number in range(count)})
 
 
-QUICK = [name for name in SCENARIOS if name not in ("spare_folded", "spare_reseed")]
+LONG = ("spare_folded", "spare_reseed", "back_in_place")
+QUICK = [name for name in SCENARIOS if name not in LONG]
 
 
 @pytest.mark.parametrize("name", QUICK)
