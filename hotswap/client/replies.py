@@ -171,7 +171,7 @@ def command_error(reply: Reply, *, doing: str) -> errors.HotswapError:
     message = _told(reply, doing=doing)
     kind = _class_of(reply)
     if kind is not None and issubclass(kind, errors.HotswapError):
-        return kind(message)
+        return _raised(kind, message, reply)
     return RequestRefused(message, status=reply.status)
 
 
@@ -180,7 +180,7 @@ def update_error(reply: Reply, *, doing: str) -> errors.HotswapError:
     message = _told(reply, doing=doing)
     kind = _class_of(reply)
     if kind is not None:
-        return kind(message)
+        return _raised(kind, message, reply)
     if reply.status in (401, 403, 404, 405) or is_redirect(reply):
         return RequestRefused(message, status=reply.status)
     if _is_sglang_failure(reply):
@@ -221,6 +221,16 @@ def _about_key(reply: Reply) -> str:
         "the api_key that was sent (at the terminal HOTSWAP_API_KEY) is not what it takes here: "
         "give the server's, or admin_key (HOTSWAP_ADMIN_API_KEY) where it has one"
     )
+
+
+def _raised(kind: type[errors.HotswapError], message: str, reply: Reply) -> errors.HotswapError:
+    """As the server raised it, which may know that this one may be sent again."""
+    error, body = kind(message), body_of(reply)
+    envelope = body.get("error")
+    told = envelope.get("retryable") if isinstance(envelope, dict) else body.get("retryable")
+    if isinstance(told, bool):
+        error.retryable = told
+    return error
 
 
 def _class_of(reply: Reply) -> type[errors.HotswapError] | None:

@@ -128,4 +128,6 @@ def raised_as(kind: type[StreamError]) -> Iterator[None]:
     except StreamError:
         raise
     except UpdateRejected as error:
-        raise kind(str(error)) from error
+        raised = kind(str(error))
+        raised.retryable = raised.retryable or error.retryable
+        raise raised from error

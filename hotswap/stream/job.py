@@ -63,10 +63,13 @@ class Job:
         try:
             base = StoredTensors.at(self.places.base, timed=True)
         except UpdateRejected as error:
-            raise BaseChanged(
-                f"the base checkpoint, which is version 0, cannot be read: {error}; put back what "
+            other = "or put back" if error.retryable else "put back"
+            changed = BaseChanged(
+                f"the base checkpoint, which is version 0, cannot be read: {error}; {other} what "
                 "the server was started with"
-            ) from error
+            )
+            changed.retryable = error.retryable
+            raise changed from error
         if self.base_digest not in (None, base.digest):
             base.close()
             raise BaseChanged(

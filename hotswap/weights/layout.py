@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotswap.errors import UpdateRejected
+from hotswap.weights.incomplete import incomplete
 from hotswap.weights.readable import AnyFolder
 
 __all__ = ["Layout", "find_layout"]
@@ -93,7 +94,6 @@ def _check_shard_sets(folder: AnyFolder, files: tuple[str, ...]) -> None:
     )
     for (stem, count), seen in present.items():
         if seen != int(count):
-            raise UpdateRejected(
-                f"{folder.path}: {seen} of {int(count)} shards {stem}-*-of-{count} are there; "
-                "wait until the checkpoint is complete and try again"
+            raise incomplete(
+                f"{folder.path}: {seen} of {int(count)} shards {stem}-*-of-{count} are there"
             )

@@ -21,6 +21,7 @@ import torch
 from hotswap.errors import UpdateRejected
 from hotswap.types import TensorSpec
 from hotswap.weights.folder import OpenFile
+from hotswap.weights.incomplete import incomplete
 from hotswap.weights.strict_json import parse_object
 
 __all__ = ["DTYPES", "LENGTH_BYTES", "Extent", "parse_header", "read_header"]
@@ -105,17 +106,19 @@ def _check_metadata(source: str, metadata: object) -> None:
 def _header_bytes(file: OpenFile) -> tuple[int, bytes]:
     try:
         if file.size_bytes < LENGTH_BYTES:
-            raise UpdateRejected(
-                f"{file.name}: {file.size_bytes} bytes is no safetensors file; it is truncated"
+            raise incomplete(
+                f"{file.name}: {file.size_bytes} bytes is no safetensors file: it is truncated"
             )
         length = int.from_bytes(file.read_bytes(0, LENGTH_BYTES), "little")
         room = file.size_bytes - LENGTH_BYTES
         if length > min(room, _MAX_HEADER_BYTES):
-            raise UpdateRejected(
-                f"{file.name}: says that its header has {length} bytes; the file has {room} after "
-                f"the length, and {_MAX_HEADER_BYTES} are allowed; it is truncated or no "
-                "safetensors file"
-            )
+            seen = f"{file.name}: says that its header has {length} bytes; the file has {room}"
+            if length > _MAX_HEADER_BYTES:
+                raise UpdateRejected(
+                    f"{seen} after the length, and {_MAX_HEADER_BYTES} are allowed; it is "
+                    "truncated or no safetensors file"
+                )
+            raise incomplete(f"{seen} after the length: it is truncated or no safetensors file")
         text = file.read_bytes(LENGTH_BYTES, length)
     except OSError as error:
         raise UpdateRejected(f"{file.name}: header cannot be read ({error})") from error
@@ -172,9 +175,9 @@ def _check_cover(source: str, spans: list[tuple[TensorSpec, int, int]], room: in
                 f"wanted it to begin at {covered}"
             )
         if end > room:
-            raise UpdateRejected(
+            raise incomplete(
                 f"{source}: tensor {spec.name!r} ends at byte {end} of the data, but the file "
-                f"has {room}: it is truncated; wait until it is complete and try again"
+                f"has {room}: it is truncated"
             )
         covered = end
     if covered != room:

@@ -153,3 +153,13 @@ def test_what_an_error_says_about_the_weights() -> None:
     assert weights_after(NoAnswer("x")) is WeightsAfter.UNTOUCHED
     assert weights_after(OutcomeUnknown("x")) is WeightsAfter.UNKNOWN
     assert weights_after(KeyboardInterrupt()) is WeightsAfter.UNKNOWN
+
+
+@pytest.mark.parametrize("told", [True, False, None, "yes"])
+def test_an_error_may_be_sent_again_where_the_server_says_so(told: object) -> None:
+    envelope = {"code": "validation_error", "message": "x", "retryable": told}
+    found = update_error(
+        reply(400, {"error": envelope}, x_hotswap_error="UpdateRejected"), doing="update"
+    )
+    assert type(found) is errors.UpdateRejected
+    assert found.retryable is (told is True)
