@@ -117,6 +117,7 @@ class Follower:
         self._committing = False
         self._looks, self._failures = 0, 0
         self._reached = False
+        self._stopping = False
         self._nudged = asyncio.Event()
         self._hands_on = anyio.Lock()
         self._turns = Turns()
@@ -154,6 +155,7 @@ class Follower:
 
     def stop(self) -> None:
         """Take no further turn, and let a pull end early. Idempotent."""
+        self._stopping = True
         self.puller.stop()
         if self._task is not None:
             self._task.cancel()
@@ -194,10 +196,13 @@ class Follower:
             self._refresh()
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping:
             self._nudged.clear()
             with self._turns.one():
                 await self._turn()
+            if self._stopping:
+                # A pull that was given up has raised that, and no cancellation.
+                break
             with anyio.move_on_after(self._pause_s()):
                 await self._nudged.wait()
 
@@ -209,6 +214,8 @@ class Follower:
             try:
                 await step()
             except Exception as error:
+                if self._stopping:
+                    return
                 if not isinstance(error, HotswapError | OSError):
                     _log.exception("following %s failed", self.options.source)
                 self._failures += 1
