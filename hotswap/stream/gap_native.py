@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hotswap.native import compiled as _compiled
 from hotswap.native import has_native
@@ -29,8 +31,8 @@ class NativeTurns:
         (self._width,) = {change.head.width for change in changes}
         symbols = [change.symbols for change in changes]
         values = [change.values for change in changes]
-        self._symbols = _fixed(np.concatenate(symbols) if len(changes) > 1 else symbols[0])
-        self._values = _fixed(np.concatenate(values) if len(changes) > 1 else values[0])
+        self._room = _rooms().pop() if _rooms() else _Joined()
+        self._symbols, self._values = self._room.symbols(symbols), self._room.values(values)
         self._ends = np.cumsum([len(one) for one in symbols])
         self._escapes = np.array([escape_of(change.head.gap_width) for change in changes])
         self._places = np.zeros((len(changes), 3), np.int64)
@@ -57,7 +59,47 @@ class NativeTurns:
 
     def finish(self) -> None:
         """Everything was checked at the beginning."""
+        _rooms().append(self._room)
 
+
+class _Joined:
+    """Room for several arrays as one: fresh memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._symbols, self._values = np.empty(0, np.uint8), np.empty(0, np.uint8)
+
+    def symbols(self, arrays: Sequence[NDArray[Any]]) -> Any:
+        """All of them, until they are asked for again."""
+        joined, self._symbols = _join(arrays, self._symbols)
+        return joined
+
+    def values(self, arrays: Sequence[NDArray[Any]]) -> Any:
+        """As ``symbols``."""
+        joined, self._values = _join(arrays, self._values)
+        return joined
+
+
+def _join(arrays: Sequence[NDArray[Any]], room: Bytes) -> tuple[Any, Bytes]:
+    if len(arrays) == 1:
+        return _fixed(arrays[0]), room
+    dtype = np.result_type(*arrays)
+    size = sum(map(len, arrays)) * dtype.itemsize
+    if len(room) < size:
+        room = np.empty(size, np.uint8)
+    joined = room[:size].view(dtype)
+    np.concatenate(arrays, out=joined)
+    return _fixed(joined), room
+
+
+def _rooms() -> list[_Joined]:
+    """Those of this thread that no changes use."""
+    rooms: list[_Joined] | None = getattr(_own, "joined", None)
+    if rooms is None:
+        rooms = _own.joined = []
+    return rooms
+
+
+_own = threading.local()
 
 _NONE: Words = np.empty(0, np.intp)
 

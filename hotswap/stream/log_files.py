@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import lru_cache
@@ -127,10 +128,40 @@ class _Content:
             return blob.read_from(self._file)
         with self._lock:
             if self._whole is None:
-                whole = np.empty(self._file.size_bytes, np.uint8).data
-                self._file.read_at(0, whole)
-                self._whole = whole.toreadonly()
+                self._whole = _READ.whole(self._file)
         return blob.found_in(self._whole)
+
+
+class _Read:
+    """The files that were read last, ``_SHORT_BYTES`` of them: fresh memory costs more than what
+    is done with it. One that was written to since is read again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, ...], memoryview] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<_Read {len(self._kept)} files>"
+
+    def whole(self, file: OpenFile) -> memoryview:
+        """Its bytes. Raises: OSError."""
+        at = os.fstat(file.fileno())
+        key = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+                return known
+        whole = np.empty(file.size_bytes, np.uint8).data
+        file.read_at(0, whole)
+        with self._lock:
+            self._kept[key] = whole.toreadonly()
+            while sum(map(len, self._kept.values())) > _SHORT_BYTES:
+                self._kept.popitem(last=False)
+        return whole.toreadonly()
+
+
+_READ = _Read()
 
 
 @lru_cache(maxsize=16)
