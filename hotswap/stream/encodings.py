@@ -18,7 +18,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
-from hotswap.stream.frames import LEVEL, Bytes
+from hotswap.stream.frames import Bytes, frame_of
 from hotswap.stream.gap import decode_gap, encode_gap, steps_in_turn
 
 __all__ = [
@@ -152,7 +152,7 @@ def encode(
         payload = _overwrite_payload(old, new)
     if payload is None:
         return None
-    return zstandard.ZstdCompressor(level=LEVEL).compress(payload)
+    return frame_of(payload)
 
 
 def _max_payload(encoding: Encoding, length: int) -> int:

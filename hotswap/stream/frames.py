@@ -15,18 +15,28 @@ from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged
 
-__all__ = ["LEVEL", "Bytes", "packed", "unpacked"]
+__all__ = ["Bytes", "frame_of", "packed", "unpacked"]
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """A tensor's bytes, one-dimensional."""
 
-LEVEL = 1
+_LEVEL = 1
 """The level of zstd at which everything in a stream is compressed."""
+
+
+def frame_of(raw: bytes | memoryview) -> bytes:
+    """``raw`` as one zstd frame."""
+    compressor: zstandard.ZstdCompressor | None = getattr(_own, "compressor", None)
+    if compressor is None:
+        # One for each thread: to make one costs as much as to compress a small stream.
+        compressor = _own.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    frame: bytes = compressor.compress(raw)
+    return frame
 
 
 def packed(raw: Bytes) -> tuple[bytes, bool]:
     """What to store for ``raw``, and whether that is a zstd frame."""
-    frame = zstandard.ZstdCompressor(level=LEVEL).compress(raw.data)
+    frame = frame_of(raw.data)
     return (frame, True) if len(frame) < len(raw) else (raw.tobytes(), False)
 
 

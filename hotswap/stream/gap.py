@@ -11,10 +11,9 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
-from hotswap.stream.frames import LEVEL, Bytes
+from hotswap.stream.frames import Bytes, frame_of
 from hotswap.stream.gap_layout import (
     HEAD_BYTES,
     Sparse,
@@ -43,7 +42,7 @@ Shorter ones cost more than they save: threads wait for the interpreter's lock a
 _EXACT_BYTES = 2**20
 """Up to here both ways are always written and the shorter one is taken."""
 
-_SAMPLE_BYTES = 2**15
+_SAMPLE_BYTES = 2**14
 _SAMPLES_PER_64 = 2
 _LEAST_SAMPLES = 8
 _SAFE = 0.85
@@ -92,7 +91,7 @@ def encode_gap(
     blob = sparse_blob(symbols_of(at, gap_width), planes, elements=elements)
     if not _may_be_longer(blob, old, new, at, width):
         return blob
-    frame = zstandard.ZstdCompressor(level=LEVEL).compress(np.bitwise_xor(old, new).data)
+    frame = frame_of(np.bitwise_xor(old, new).data)
     if HEAD_BYTES + len(frame) >= len(blob):
         return blob
     return dense_blob(frame, width=width, elements=elements, changed=len(at))
@@ -148,6 +147,8 @@ def _changes(
             seen(piece.data)
     if not ats:
         return np.empty(0, np.int64), np.empty(0, f"<u{width}")
+    if len(ats) == 1:
+        return ats[0], values[0]
     return np.concatenate(ats), np.concatenate(values)
 
 
@@ -167,5 +168,5 @@ def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], w
     parts = [slice(begin, begin + _SAMPLE_BYTES) for begin in begins]
     change = np.concatenate([old[part] ^ new[part] for part in parts])
     # One frame: what each costs, however little is in it, is no more than in the whole's.
-    frame = len(zstandard.ZstdCompressor(level=LEVEL).compress(change.data))
+    frame = len(frame_of(change.data))
     return _SAFE * frame * len(at) < len(blob) * changed or not changed
