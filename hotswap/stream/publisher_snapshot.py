@@ -106,7 +106,7 @@ def _advising(source: Place, version: int) -> Iterator[None]:
             f"{seen}; version {version} is there and cannot be read back, so that nothing can be "
             "compared with it. If it is not only late: let hotswap verify name the damaged "
             f"versions, move the first of them and all after it out of {source}, and publish "
-            "again. Their numbers are then written anew, and readers that had them make their copies anew"
+            "again. Their numbers are then written anew, and readers that had them make new copies"
         ) from error
 
 

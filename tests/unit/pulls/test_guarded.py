@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from hotswap.errors import UpdateFailed
-from hotswap.pulls import Puller
 from hotswap.pulls.guarded import CopyGuard
 from hotswap.pulls.logged import held_checkpoint
 from hotswap.sparse.cache import PATCHES
 from hotswap.state import State
 from hotswap.stream import Keep, LocalDamaged, directory_of, pull
-from hotswap.stream.recorded import RecordedBase
 from hotswap.testing.delivered import delivered
 from hotswap.types import LoadMode
 from tests.tiers import mostly_long
@@ -32,23 +30,22 @@ def a_plain_file(local: Path) -> None:
     path.write_bytes(content)
 
 
-def with_log(trainer: Trainer, served: Served) -> None:
-    served.puller = Puller(RecordedBase.of(trainer.base), keep=Keep.LOG)
-
-
 @pytest.mark.parametrize("encoding", mostly_long(ENCODINGS, but=["gap"]))
 @pytest.mark.parametrize(
     ("keep", "damage"),
-    [(Keep.FILES, a_plain_file), (Keep.LOG, a_plain_file), (Keep.LOG, a_blob)],
+    [
+        (Keep.FILES, a_plain_file),
+        (Keep.COPIES, a_plain_file),
+        (Keep.LOG, a_plain_file),
+        (Keep.LOG, a_blob),
+    ],
 )
 async def test_it_is_not_served_and_the_next_pull_mends_it(
     tmp_path: Path, encoding: str, keep: Keep, damage: Callable[[Path], None]
 ) -> None:
     trainer = Trainer(tmp_path, state_of(1))
-    async with Served(trainer, tmp_path) as served:
+    async with Served(trainer, tmp_path, keep=keep) as served:
         before = checksums(served.target)
-        if keep is Keep.LOG:
-            with_log(trainer, served)
         await served.pull(0)
         await served.pull(trainer.publish(encoding=encoding))
         PATCHES.clear()

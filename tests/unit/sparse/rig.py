@@ -18,7 +18,7 @@ from hotswap.embed import ForwardGate, GatedEngine
 from hotswap.pulls import Puller
 from hotswap.seams import Plan
 from hotswap.sparse import Base
-from hotswap.stream import publish_delta
+from hotswap.stream import Keep, publish_delta
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.recorded import RecordedBase
 from hotswap.testing.tiny_modules import TinyModel, tiny_state, tiny_target
@@ -137,7 +137,7 @@ class Engine(GatedEngine):
 class Served:
     """A module behind a controller, and what pulls for it. Use it as ``async with``.
 
-    ``boot``: it has been loaded from the trainer's base.
+    ``boot``: it has been loaded from the trainer's base. ``keep`` is how it pulls.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class Served:
         model: TinyModel | None = None,
         *,
         boot: bool = False,
+        keep: Keep = Keep.FILES,
     ) -> None:
         self.trainer = trainer
         self.local = folder / "local"
@@ -157,12 +158,12 @@ class Served:
         self.gate = ForwardGate()
         self.engine = Engine(self.target, gate=self.gate)
         base = RecordedBase.of(trainer.base)
-        self.puller = Puller(base)
+        self.puller = Puller(base, keep=keep)
         if boot:
             load(self.target, trainer.base)
             self.engine.origin = Base(path=str(base.path), digest=str(base.digest))
         pulls = DeltaPullStrategy(
-            Puller(RecordedBase.of(trainer.base)), roots=Roots.of([self.copies])
+            Puller(RecordedBase.of(trainer.base), keep=keep), roots=Roots.of([self.copies])
         )
         self.controller = Controller(
             self.engine, strategies={"disk": DiskStrategy(), "delta-pull": pulls}

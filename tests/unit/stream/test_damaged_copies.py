@@ -153,7 +153,7 @@ def test_one_that_cannot_be_mended_is_told_and_trusted_by_nobody(
     assert held_contents(stream.local) == stream.at(1)
 
 
-@EVERY_WAY
+@A_FEW
 def test_what_a_reader_found_the_next_pull_looks_for(
     encoding: str, keep: Keep, damage: Damage, tmp_path: Path
 ) -> None:
