@@ -10,16 +10,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import torch
 from hotswap_disk import DiskStrategy
 
 from hotswap.client import AsyncClient
 from hotswap.sparse.cache import PATCHES
 from hotswap.testing.checkpoints import make_checkpoint
-from hotswap.weights.checkpoint import Checkpoint
 from tests.process.http_client import Client
 from tests.process.in_process import load, serving
 from tests.process.stream_publisher import Publisher, publisher
+from tests.process.test_push_native import tensors_of
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -30,17 +29,6 @@ Way = Callable[[Client, str, Path], Awaitable[object]]
 def patches() -> None:
     """None that other tests of this process have pulled."""
     PATCHES.clear()
-
-
-def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    with Checkpoint.open(directory) as checkpoint:
-        found = {}
-        for bucket in checkpoint.buckets():
-            for name, payload in bucket:
-                assert not isinstance(payload, torch.Tensor)
-                found[name] = torch.empty(payload.spec.shape, dtype=payload.spec.dtype)
-                payload.read_into(found[name])
-        return found
 
 
 async def _push(_: Client, url: str, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -217,3 +218,17 @@ def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(applied(blob, old, size=2000, native=False), new)
     finally:
         gap_native.has_native.cache_clear()
+
+
+def test_what_a_search_of_many_changes_took_is_given_back(
+    native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gap_search, "_own", threading.local())
+    for kept, is_kept in ((10, True), (9, False)):
+        monkeypatch.setattr(gap_search, "_KEPT_ELEMENTS", kept)
+        old = np.zeros(64, np.uint8)
+        new = old.copy()
+        new[::6][:10] = 1
+        at, values = gap_search.native_changes(old, new, 2)
+        assert (len(at), set(values.tolist())) == (10, {1})
+        assert hasattr(gap_search._own, "room") is is_kept
