@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hotswap.testing import EngineTests, PreReadTests, StrategyTests
-from tests.markdown_blocks import ROOT
+from tests.markdown_blocks import ROOT, blocks_of
 from tests.process.built import build_wheel, copy_sources, output_of
 from tests.process.clean_environment import clean_environment, install
 
@@ -79,6 +80,19 @@ def test_packages_of_the_template_work_beside_the_wheel(tmp_path: Path) -> None:
     dists = {"hotswap-disk", *(f"hotswap-my-{kind}" for kind in KINDS)}
     assert {plugin["name"] for plugin in found["plugins"]} == dists
     assert_tests_pass(clean, packages, cwd=tmp_path / "tests-of-all")
+
+
+def test_the_template_asks_nothing_where_nobody_can_answer(tmp_path: Path) -> None:
+    [line] = [
+        line
+        for block in blocks_of(ROOT / "contrib" / "plugin-template" / "README.md")
+        for line in block.code.splitlines()
+        if line.startswith("copier copy --defaults")
+    ]
+    program, *words = shlex.split(line)
+    assert (program, words[-1]) == ("copier", "../hotswap-rsync")
+    output_of([sys.executable, "-m", program, *words[:-1], str(tmp_path / "made")], cwd=ROOT)
+    assert (tmp_path / "made" / "hotswap_rsync" / "__init__.py").is_file()
 
 
 @pytest.mark.parametrize("name", ["Rsync", "a--b", ""])
