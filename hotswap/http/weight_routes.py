@@ -72,7 +72,7 @@ def weight_routes() -> list[KindedRoute]:
         control("/update_weight_version", relabel, methods=post, body=RelabelBody),
         push_route(),
         *_session_routes(),
-        control("/hotswap/v1/follow/notice", notice, methods=post, body=NoticeBody),
+        control("/hotswap/v1/follow/notice", notice, methods=post, body=NoticeBody, errors=(404,)),
         *occupation_routes(),
         lookup("/get_weights_by_name", show, methods=get_or_post, body=WeightByNameBody),
         control("/weights_checker", check, methods=get_or_post, body=CheckerBody),
