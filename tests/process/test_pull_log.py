@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from hotswap.cli import main
+from hotswap.http.served import Served
 from hotswap.sparse.cache import PATCHES
+from hotswap.stream import Keep, pull, survey_local
 from hotswap.stream.layout import directory_of
 from tests.process.http_client import Client
-from tests.process.in_process import load, serving
+from tests.process.in_process import InProcess, load, serving
 from tests.process.stream_publisher import publisher
 
 pytestmark = pytest.mark.process
@@ -61,6 +64,12 @@ class Trainer:
         return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
 
+def leave_logs(server: InProcess) -> None:
+    """However long a test takes: nothing is written into the files in the background."""
+    served: Served = server.app.state.served
+    served.puller._compactor.stop()
+
+
 def written(source: Path, version: int) -> int:
     return sum(path.stat().st_size for path in directory_of(source, version).iterdir())
 
@@ -76,6 +85,7 @@ async def test_it_serves_every_version_and_leaves_the_files_alone(
         serving(load(a), model=str(a), local_checkpoint="log", load_mode=load_mode) as server,
     ):
         trainer = Trainer(server.client, source, local)
+        leave_logs(server)
         assert (await trainer.pull(0))["mode"] == "seed"
         await trainer.update(0)
         files = trainer.files
@@ -94,6 +104,10 @@ async def test_it_serves_every_version_and_leaves_the_files_alone(
             told = await trainer.update(version)
             assert told["mode"] == ("full" if version % 3 == 0 else "sparse")
             assert await seen(server.client) == expected
+        shown = (await server.client.http.get("/metrics")).text
+        assert f"hotswap_log_versions {len(ENCODINGS)}.0" in shown
+        size = sum(path.stat().st_size for path in (local / ".weight_sync" / "log").iterdir())
+        assert f"hotswap_log_bytes {float(size)}" in shown
         state = json.loads((local / ".weight_sync" / "state.json").read_text())
         assert state["version"] == "000000"
         assert main(["materialize", str(local), "--threads", "1"]) == 0
@@ -114,6 +128,7 @@ async def test_a_log_that_does_not_give_the_bytes_is_refused_and_nothing_is_touc
         serving(load(a), model=str(a), local_checkpoint="log") as server,
     ):
         trainer = Trainer(server.client, source, local)
+        leave_logs(server)
         await trainer.pull(0)
         for version in (1, 2):
             expected = await trains.publish(version, "gap")
@@ -143,3 +158,21 @@ async def test_a_log_that_does_not_give_the_bytes_is_refused_and_nothing_is_touc
         assert (await trainer.pull(2))["mode"] == "reseed"
         await trainer.update(2)
         assert await seen(server.client) == await fresh(expected)
+
+
+async def test_a_push_of_a_directory_brings_what_it_holds(a: Path, tmp_path: Path) -> None:
+    source, local = tmp_path / "source", tmp_path / "local"
+    async with (
+        publisher(a, source, tmp_path / "expected") as trains,
+        serving(load(a)) as server,
+    ):
+        expected = await trains.publish(1, "gap")
+        for version in (0, 1):
+            pull(local, source, version, base_dir=a, threads=1, keep=Keep.LOG)
+        assert survey_local(local).plain_version == 0
+        url = str(server.client.http.base_url)
+        pushed = await anyio.to_thread.run_sync(main, ["push", str(local), "--url", url])
+        assert pushed == 0
+        assert await seen(server.client) == await fresh(expected)
+        # Whoever starts on it loads the same.
+        assert await fresh(local) == await fresh(expected)

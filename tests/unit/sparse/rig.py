@@ -165,6 +165,8 @@ class Served:
         pulls = DeltaPullStrategy(
             Puller(RecordedBase.of(trainer.base), keep=keep), roots=Roots.of([self.copies])
         )
+        for puller in (self.puller, pulls.puller):
+            puller._compactor.stop()  # a log stays, however long a test takes
         self.controller = Controller(
             self.engine, strategies={"disk": DiskStrategy(), "delta-pull": pulls}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from contrib.bench.plain_reader import apply_version
 from hotswap.cli import main
 from hotswap.engine.loading import load_model
 from hotswap.pulls.logged import held_checkpoint
@@ -17,11 +19,14 @@ from hotswap.stream import (
     Keep,
     LocalBusy,
     LocalDamaged,
+    PullMode,
     PullPending,
     StreamError,
+    directory_of,
     materialize,
     publish_delta,
     pull,
+    survey_local,
 )
 from hotswap.stream.lock import exclusive
 from hotswap.stream.log import file_of
@@ -29,7 +34,7 @@ from hotswap.stream.recorded import RecordedBase
 from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
 from hotswap.testing.checkpoints import make_checkpoint
-from tests.unit.stream.streams import contents_of
+from tests.unit.stream.streams import Stream, contents_of, held_contents
 
 Capture = pytest.CaptureFixture[str]
 
@@ -115,3 +120,20 @@ def test_a_damaged_log_loads_nothing(models: Models) -> None:
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(LocalDamaged, match="is not the log"):
         load_model(models.local)
+
+
+def test_another_puller_goes_on_from_the_files_and_ends_the_log(tmp_path: Path) -> None:
+    """One that knows of no log, and changes files in place by what ``state.json`` says."""
+    stream = Stream(tmp_path, "xor", "xor", "gap")
+    for target, keep in ((0, Keep.FILES), (1, Keep.FILES), (2, Keep.LOG)):
+        pull(stream.local, stream.source, target, base_dir=stream.base, threads=1, keep=keep)
+    state = json.loads(Reserved(stream.local).state.read_text())
+    assert state["version"] == "000001"
+    apply_version(stream.local, directory_of(stream.source, 2), threads=1)
+    assert contents_of(stream.local) == held_contents(stream.local) == stream.at(2)
+    assert survey_local(stream.local).version is None
+    with StoredTensors.at(stream.local) as plain:
+        assert len(plain.tensors) == len(stream.at(2))
+    report = pull(stream.local, stream.source, 3, base_dir=stream.base, keep=Keep.LOG)
+    assert report.mode is PullMode.RESEED
+    assert held_contents(stream.local) == stream.at(3)
