@@ -68,7 +68,7 @@ class SecondCopy:
         journal: JournalWriter,
     ) -> None:
         """Find or make the files. Raises: NoRoom, OSError."""
-        self.names = tuple(names)
+        self.names: tuple[str, ...] = tuple(names)
         self._local = local
         self._stored = stored
         self._journal = journal
