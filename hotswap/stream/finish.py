@@ -125,7 +125,7 @@ def _write(
     tally: Tally,
 ) -> None:
     for record in records:
-        fd, room = fds[record.file], chunk_room(record.span)
+        fd, room = fds[record.file], chunk_room(record.span, at=record.offset)
         span = room[: record.span].data
         if os.preadv(fd, [span], record.offset) != record.span:
             raise LocalDamaged(f"{journal.outcome.files[record.file]}: became shorter")

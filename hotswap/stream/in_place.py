@@ -130,7 +130,7 @@ def _stage_all(
     published, own = new_hasher(last.checksum_format), new_hasher(OWN_CHECKSUM)
     for at in range(0, length, CHUNK_BYTES):
         size = min(CHUNK_BYTES, length - at)
-        room = chunk_room(size)
+        room = chunk_room(size, at=tensor.span.offset + at)
         piece = room[:size]
         _read(tensor, piece.data, offset=at)
         for step in quiet:

@@ -156,7 +156,7 @@ class SecondCopy:
         hasher = new_hasher(OWN_CHECKSUM)
         for at in range(0, length, CHUNK_BYTES):
             size = min(CHUNK_BYTES, length - at)
-            piece = chunk_room(size)[:size].data
+            piece = chunk_room(size, at=offset + at)[:size].data
             try:
                 stored.file.read_at(offset + at, piece)
             except OSError as error:

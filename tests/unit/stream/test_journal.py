@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from hotswap.stream import LocalDamaged, PullMode, pull, survey_local
 from hotswap.stream.disk import LocalDisk
 from hotswap.stream.encodings import Bytes
-from hotswap.stream.journal import CHUNK_BYTES, JournalReader, JournalWriter, Outcome
+from hotswap.stream.journal import (
+    CHUNK_BYTES,
+    JournalReader,
+    JournalWriter,
+    Outcome,
+    chunk_room,
+)
 from hotswap.stream.state import Reserved, State
 from hotswap.stream.words import WORD_BYTES, different_words
 from tests.unit.stream.crash_setups import pull_now
@@ -280,3 +286,12 @@ def test_a_large_tensor_is_written_in_several_records(tmp_path: Path) -> None:
     assert contents_of(stream.local) == stream.at(1)
     old = made(length=CHUNK_BYTES + 100, count=1)
     assert changed(old, 1)["layers.0.weight"].tobytes() == stream.at(1)["layers.0.weight"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 8, 17, 2047, 2048, 4095, 2**40 + 4080])
+def test_a_piece_begins_far_from_where_it_lies_in_its_page(at: int) -> None:
+    room = chunk_room(CHUNK_BYTES - 3, at=at)
+    assert len(room) == CHUNK_BYTES
+    assert not room[-3:].any()
+    assert room.ctypes.data % 8 == 0
+    assert 1024 <= (room.ctypes.data - at) % 4096 <= 3072
