@@ -28,7 +28,7 @@ class Keep(StrEnum):
 class PullMode(StrEnum):
     """How a pull reached its target.
 
-    ``noop``: it was there. ``delta``: one version in place; ``fold``: several, one write a
+    ``noop``: it was there. ``delta``: one version; ``fold``: several, one write a
     tensor. ``seed``: a new copy from the base or a full version; ``reseed``: the same over an
     old copy. ``recovered``: an earlier pull that was cut short had begun it. ``log``: the files
     stayed as they were, and the versions are beside them.
