@@ -26,6 +26,6 @@ def test_the_examples_do_what_the_page_says(
     for block, printed in zip(blocks, PRINTED, strict=True):
         # As the program that it is, but that its server takes no second to import torch.
         script = tmp_path / "example.py"
-        script.write_text(block.code.replace("with ServerProcess(", "with ForkedServer("))
+        script.write_text(block.code.replace("ServerProcess(a", "ForkedServer(a"))
         runpy.run_path(str(script), {"ForkedServer": ForkedServer}, "__main__")
         assert printed in capsys.readouterr().out
