@@ -48,6 +48,7 @@ _LEAST_SAMPLES = 8
 _SAFE = 0.85
 """What xor may be shorter by than its samples say: short frames are rather shorter themselves."""
 
+_REGULAR = 2
 _SPARSE_SHARE = 16
 _SHORT_GAPS = 512
 """Mean gaps longer than this are written with two bytes each."""
@@ -158,7 +159,9 @@ def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], w
     To compress it costs more than all the rest, so that for long tensors with few changes
     samples answer; a sample that leaves a doubt is a yes.
     """
-    if len(new) <= _EXACT_BYTES or len(at) * _SPARSE_SHARE * width > len(new):
+    # So few bytes a change are of a pattern, of which a sample says nothing.
+    is_regular = len(blob) * _REGULAR < len(at)
+    if is_regular or len(new) <= _EXACT_BYTES or len(at) * _SPARSE_SHARE * width > len(new):
         return True
     windows = len(new) // _SAMPLE_BYTES
     samples = max(_LEAST_SAMPLES, windows * _SAMPLES_PER_64 // 64)

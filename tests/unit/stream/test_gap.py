@@ -232,3 +232,17 @@ def test_what_a_search_of_many_changes_took_is_given_back(
         at, values = gap_search.native_changes(old, new, 2)
         assert (len(at), set(values.tolist())) == (10, {1})
         assert hasattr(gap_search._own, "room") is is_kept
+
+
+@pytest.mark.parametrize("is_regular", [True, False], ids=["regular", "random"])
+@pytest.mark.parametrize("share", [0.0005, 0.01, 0.05])
+def test_long_tensors_are_not_longer_than_xor_either(share: float, is_regular: bool) -> None:
+    """Of which samples say what xor would take, unless the change is a pattern."""
+    elements = 2**21
+    old, new = pair(2, elements, 0.0 if is_regular else share)
+    if is_regular:
+        rows = new.view("<u2").reshape(-1, 1024)
+        rows[:: round(1 / (16 * share)) or 1, :64] ^= 1
+    blob = encode_gap(old, new, 2, native=False)
+    assert blob is not None
+    assert len(blob) <= len(xor_frame(old, new)) + 64
