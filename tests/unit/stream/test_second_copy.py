@@ -13,11 +13,21 @@ import numpy as np
 import pytest
 
 from hotswap.sparse.cache import PatchCache
-from hotswap.stream import DeltaDamaged, Keep, OutsideRoots, PullMode, PullReport, pull, reading
+from hotswap.stream import (
+    DeltaDamaged,
+    Keep,
+    LocalDiskFailed,
+    OutsideRoots,
+    PullMode,
+    PullReport,
+    pull,
+    reading,
+)
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.second_copy import worth_copying
 from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
+from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, contents_of, publish
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -278,6 +288,21 @@ def test_the_spare_leads_nowhere(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(OutsideRoots, match=r"spare is a link"):
         reach(stream, 2)
     assert sorted(os.listdir(tmp_path / "elsewhere")) == [FIRST, SECOND]
+
+
+def test_a_pull_is_finished_over_what_was_put_where_the_spare_goes(stream: Stream) -> None:
+    def fault(number: int) -> None:
+        if disk.calls[:number].count("rename") > 3:  # the spares, the journal, one file
+            raise OSError(errno.EIO, "Input/output error")
+
+    disk = FaultyDisk(fault)
+    with pytest.raises(LocalDiskFailed, match="the next pull finishes it"):
+        reach(stream, 2, disk=disk)
+    spare = Reserved(stream.local).spare
+    assert os.listdir(spare) == [FIRST]
+    (spare / SECOND).mkdir()
+    assert reach(stream, 2).mode is PullMode.RECOVERED
+    assert contents_of_files(spare) == contents_at(stream, 1)
 
 
 class Full(LocalDisk):
