@@ -27,7 +27,7 @@ __all__ = ["CopyGuard", "Damaged"]
 Damaged: TypeAlias = Callable[[str], LocalDamaged]
 """The error for what a reader saw."""
 
-_PIECE_BYTES = 16 * 2**20
+_PIECE_BYTES = 2 * 2**20  # stays in the cache between reading and hashing
 _MAX_THREADS = 4
 
 

@@ -24,7 +24,7 @@ from hotswap.stream.verified import Faults
 
 __all__ = ["check_tensors", "refuse_damage"]
 
-_PIECE_BYTES = 16 * 2**20
+_PIECE_BYTES = 2 * 2**20  # stays in the cache between reading and hashing
 
 
 def refuse_damage(
