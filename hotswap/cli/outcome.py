@@ -42,6 +42,8 @@ def conclude(
     ``labelled`` says that the update brought a label of its own.
     """
     code, rest = _standing(now, url)
+    if code is not ExitCode.NOT_WHOLE and result.coverage is not None:
+        code = ExitCode.NOT_WHOLE
     if as_json:
         shown = asdict(result)
         del shown["shown"]
@@ -55,11 +57,14 @@ def conclude(
 
 def line_of(result: UpdateResult, *, labelled: bool = True, rest: str | None = None) -> str:
     """What an update did, and cost, for people; ``rest`` is why it is not live."""
-    began = f"{_named(result, labelled=labelled)} {'is live' if rest is None else 'is loaded'}"
-    if not labelled:
-        began = began.replace(" is ", " are ")
+    named, verb = _named(result, labelled=labelled), "is" if labelled else "are"
+    began = f"{named} {verb} {'live' if rest is None else 'loaded'}"
+    part = None
+    if result.coverage is not None:
+        began += " in part"
+        part = f"{result.coverage}: push the rest"
     told = began + _label_kept(result, labelled=labelled) + _costs(result)
-    return told if rest is None else f"{told}; {rest}"
+    return "; ".join(said for said in (told, part, rest) if said is not None)
 
 
 def _named(result: UpdateResult, *, labelled: bool) -> str:

@@ -62,6 +62,10 @@ def state_lines(seen: ServerState) -> list[tuple[str, str]]:
         "requests": counts,
         "model": seen.model_path,
     }
+    if seen.coverage is not None:
+        rows["coverage"] = f"{seen.coverage}: push the rest"
+    if seen.session is not None:
+        rows["session"] = f"{seen.session}: commit it or abort it"
     if seen.follow is not None:
         rows["follow"] = _follow_line(seen.follow)
     lines = [(name, str(value)) for name, value in rows.items() if value is not None]

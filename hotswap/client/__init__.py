@@ -26,7 +26,13 @@ from hotswap.client.errors import (
 from hotswap.client.push_calls import push, push_async
 from hotswap.client.pushing import Transport
 from hotswap.client.session import ServerKind
-from hotswap.client.shown import ServerState, UpdateInProgress, UpdateResult
+from hotswap.client.shown import (
+    OpenSession,
+    PushCoverage,
+    ServerState,
+    UpdateInProgress,
+    UpdateResult,
+)
 from hotswap.client.sse import ServerEvent
 
 __all__ = [
@@ -37,8 +43,10 @@ __all__ = [
     "EventStream",
     "NoAnswer",
     "NotReady",
+    "OpenSession",
     "OutcomeUnknown",
     "PausedServer",
+    "PushCoverage",
     "ReplyMalformed",
     "RequestRefused",
     "ServerEvent",

@@ -8,8 +8,18 @@ from typing import Any
 
 from hotswap.client.fields import Fields
 from hotswap.client.session import ServerKind
+from hotswap.counted import counted
 
-__all__ = ["ServerState", "UpdateInProgress", "UpdateResult", "server_state", "sglang_state"]
+__all__ = [
+    "OpenSession",
+    "PushCoverage",
+    "ServerState",
+    "UpdateInProgress",
+    "UpdateResult",
+    "push_coverage",
+    "server_state",
+    "sglang_state",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +48,47 @@ class UpdateInProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushCoverage:
+    """How far a push by parts has come that has not covered all: ``covered`` weights of ``of``
+    are new, the others are those of before. ``version`` is that of its parts, if they have one.
+    """
+
+    covered: int
+    of: int
+    version: str | None = None
+
+    def __str__(self) -> str:
+        named = "new" if self.version is None else f"of version {self.version}"
+        left = self.of - self.covered
+        return f"{self.covered} of {self.of} tensors are {named}, {left} still those of before"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSession:
+    """An update session that is open: nothing else changes the weights until it has ended."""
+
+    update_id: str
+    chunks: int
+    tensors: int | None = None
+    bytes: int | None = None
+    scope: str | None = None
+    idle_ms: float | None = None
+
+    def __str__(self) -> str:
+        idle = "" if self.idle_ms is None else f", idle for {self.idle_ms / 1000:.1f} s"
+        held = f"{counted(self.tensors or 0, 'tensor')}, {(self.bytes or 0) / 1e6:.1f} MB"
+        return f"{self.update_id}: {counted(self.chunks, 'chunk')}, {held}{idle}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """One look at a server.
 
     ``state`` is a name of the state table, ``weights`` says whether they are whole,
     ``gate`` is the mode of a client's pause, None while it is open. SGLang's own servers
     tell ``weight_version``, ``model_path``, ``running`` and ``waiting`` only. ``follow`` is how
-    far a server is with the stream that it follows, None for one that follows none.
+    far a server is with the stream that it follows, None for one that follows none. ``coverage``
+    is None unless a push by parts lacks some, ``session`` unless one is open.
     ``shown`` is the reply as it came.
     """
 
@@ -65,6 +109,8 @@ class ServerState:
     updates: tuple[UpdateInProgress, ...] = ()
     server_version: str | None = None
     follow: Mapping[str, Any] | None = None
+    coverage: PushCoverage | None = None
+    session: OpenSession | None = None
     shown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -74,7 +120,8 @@ class UpdateResult:
 
     ``mode`` is ``sparse`` where only the ``elements_moved`` were written, else ``full``.
     ``confirmed_by`` is ``reply``, or ``state`` where the reply was lost and the server's
-    state showed that the update was done: costs are then not known.
+    state showed that the update was done: costs are then not known. ``coverage`` is how far a push
+    of a part has brought all of them, None once that is all.
     """
 
     source: str
@@ -92,6 +139,7 @@ class UpdateResult:
     num_paused_requests: int | None = None
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    coverage: PushCoverage | None = None
     shown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -117,6 +165,8 @@ def server_state(told: Fields) -> ServerState:
         updates=tuple(map(_in_progress, told.parts("updates"))),
         server_version=told.label("version"),
         follow=told.part("follow").body or None,
+        coverage=push_coverage(weights),
+        session=_open_session(told.part("session")),
         shown=told.body,
     )
 
@@ -136,6 +186,29 @@ def sglang_state(told: Fields, loads: Fields, *, ready: bool) -> ServerState:
         running=sum(row.count("num_running_reqs") or 0 for row in rows) if rows else None,
         waiting=sum(row.count("num_waiting_reqs") or 0 for row in rows) if rows else None,
         shown={**told.body, "loads": [row.body for row in rows]},
+    )
+
+
+def push_coverage(told: Fields) -> PushCoverage | None:
+    """From the ``coverage`` of a reply. Raises: ReplyMalformed."""
+    part = told.part("coverage")
+    covered, of = part.count("covered"), part.count("of")
+    if covered is None or of is None:
+        return None
+    return PushCoverage(covered=covered, of=of, version=part.label("version"))
+
+
+def _open_session(told: Fields) -> OpenSession | None:
+    update_id = told.label("update_id")
+    if update_id is None:
+        return None
+    return OpenSession(
+        update_id=update_id,
+        chunks=told.count("updates") or 0,
+        tensors=told.count("tensors"),
+        bytes=told.count("bytes"),
+        scope=told.text("scope"),
+        idle_ms=told.number("idle_ms"),
     )
 
 

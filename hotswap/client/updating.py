@@ -15,7 +15,7 @@ from hotswap.client.errors import NoAnswer, OutcomeUnknown, ReplyMalformed
 from hotswap.client.fields import Fields
 from hotswap.client.replies import body_of, tells_of_failure, update_error
 from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
-from hotswap.client.shown import ServerState, UpdateResult
+from hotswap.client.shown import ServerState, UpdateResult, push_coverage
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
 
 __all__ = ["UpdateRequest", "check_labels", "default_mode", "kind_for", "outcome", "update"]
@@ -287,6 +287,7 @@ def _result(told: Fields, *, source: str, version: str | None) -> UpdateResult:
         num_paused_requests=told.counts("num_paused_requests"),
         missing=told.texts("missing"),
         unknown=told.texts("unknown"),
+        coverage=push_coverage(told),
         shown=told.body,
     )
 

@@ -144,6 +144,49 @@ def test_nothing_is_said_to_be_live_that_is_not(
         assert json.loads(capsys.readouterr().out)["tensors"] == 21
 
 
+PART = {"covered": 5, "of": 272, "version": "q1"}
+
+
+def pushed_in_part(gate: str | None) -> Callable[[str], Answer]:
+    pushed = {"success": True, "weight_version": "q1", "tensors_loaded": 5, "coverage": PART}
+    looks = lying(facts={"gate": gate, "weights": "whole"}, weights={"coverage": PART})
+
+    def answer(path: str) -> Answer:
+        is_push = path.startswith("/hotswap/v1/push")
+        return (200, {}, json.dumps(pushed).encode()) if is_push else looks(path)
+
+    return answer
+
+
+@pytest.mark.parametrize("gate", [None, "retract"])
+def test_a_part_says_what_it_has_left(gate: str | None, checkpoint: Path, capsys: Capture) -> None:
+    part = ["push", str(checkpoint), "--scope", "partial", "--transport", "body"]
+    with answering(pushed_in_part(gate)) as url:
+        code = main([*part, "--weight-version", "q1", "--url", url])
+        told = capsys.readouterr().out
+        assert main([*part, "--url", url, "--json"]) == code == ExitCode.NOT_WHOLE
+    left = "; 5 of 272 tensors are of version q1, 267 still those of before: push the rest"
+    assert left in told
+    assert f"version q1 is {'live' if gate is None else 'loaded'} in part: 5 tensors" in told
+    assert ("; the server is still paused (retract)" in told) == (gate is not None)
+    assert json.loads(capsys.readouterr().out)["coverage"] == PART
+
+
+def test_state_shows_what_a_push_by_parts_has_left_and_an_open_session(capsys: Capture) -> None:
+    session = {"update_id": "s1", "updates": 2, "tensors": 1, "bytes": 3_000_000, "idle_ms": 1500.0}
+    with answering(lying(weights={"coverage": PART}, session=session)) as url:
+        assert main(["state", "--url", url]) == ExitCode.DONE
+        shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert main(["state", "--url", url, "--json"]) == ExitCode.DONE
+    seen = json.loads(capsys.readouterr().out)
+    left = "5 of 272 tensors are of version q1, 267 still those of before: push the rest"
+    assert shown["coverage"] == left
+    held = "s1: 2 chunks, 1 tensor, 3.0 MB, idle for 1.5 s: commit it or abort it"
+    assert shown["session"] == held
+    assert seen["coverage"] == PART
+    assert (seen["session"]["update_id"], seen["session"]["chunks"]) == ("s1", 2)
+
+
 def test_the_way_to_continue_names_the_key(
     checkpoint: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
