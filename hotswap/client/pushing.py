@@ -26,7 +26,7 @@ from hotswap.client.session import (
     tell_of_retry,
 )
 from hotswap.client.shown import UpdateResult
-from hotswap.client.updating import check_labels, default_mode, outcome
+from hotswap.client.updating import check_labels, default_mode, outcome, reason_of
 from hotswap.closing import Closing
 from hotswap.errors import HotswapError, UpdateRejected
 
@@ -177,13 +177,14 @@ def push(
                 raise found
         elif found.sent:
             doubt = session.unknown(doing, f"{found}, sent {attempt} times")
+        why = reason_of(found, doing=doing)
         pause_s = budget.pause_s(_POLL_S)
         if pause_s is None or attempt == wanted.attempts:
             break
-        tell_of_retry(f"{doing}: {found}", budget)
+        tell_of_retry(f"{doing}: {why}", budget)
         yield from sleep(pause_s)
     raise doubt or NoAnswer(
-        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {found}; look "
+        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look "
         "at the state of the server, and push again"
     )
 

@@ -18,7 +18,15 @@ from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of
 from hotswap.client.shown import ServerState, UpdateResult, push_coverage
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
 
-__all__ = ["UpdateRequest", "check_labels", "default_mode", "kind_for", "outcome", "update"]
+__all__ = [
+    "UpdateRequest",
+    "check_labels",
+    "default_mode",
+    "kind_for",
+    "outcome",
+    "reason_of",
+    "update",
+]
 
 _PATH = "/update_weights_from_disk"
 _POLL_S = 0.5
@@ -108,22 +116,29 @@ def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[
         yield from flush(
             session, times=wanted.flush_times, every_s=wanted.flush_every_s, budget=budget
         )
-    body = _body(session, kind, wanted)
+    body, doing = _body(session, kind, wanted), _doing(session, wanted)
     doubt: OutcomeUnknown | None = None
     for attempt in range(1, wanted.attempts + 1):
         found = yield from _attempt(session, wanted, body, before, budget)
         if isinstance(found, UpdateResult):
             return found
-        doubt = doubt or found
+        if isinstance(found, OutcomeUnknown):
+            doubt = doubt or found
+        why = reason_of(found, doing=doing)
         pause_s = budget.pause_s(_POLL_S)
         if pause_s is None or attempt == wanted.attempts:
             break
-        tell_of_retry(f"{_doing(session, wanted)}: sent {attempt} times and not done", budget)
+        tell_of_retry(f"{doing}: sent {attempt} times and not done: {why}", budget)
         yield from sleep(pause_s)
     raise doubt or NoAnswer(
-        f"{_doing(session, wanted)}: sent {attempt} times within {budget.seconds:g} s, and the "
-        "server has not done it; look at its log, and send the update again"
+        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look at "
+        "the state of the server, and send the update again"
     )
+
+
+def reason_of(error: Exception, *, doing: str) -> str:
+    """What ``error`` says, without the ``doing`` that it may begin with already."""
+    return str(error).removeprefix(f"{doing}: ")
 
 
 def _attempt(
@@ -132,15 +147,15 @@ def _attempt(
     body: Mapping[str, object],
     before: ServerState,
     budget: Budget,
-) -> Steps[UpdateResult | OutcomeUnknown | None]:
-    """The result; None when it was not done. What is unknown may be sent again as well."""
+) -> Steps[UpdateResult | Exception]:
+    """The result, or why it was not done. What is unknown may be sent again as well."""
     try:
         reply = yield from session.ask_once(_PATH, budget, body=body)
     except NoReply as error:
         if error.final:
             raise session.not_sent(_PATH, error) from error
         if not error.sent:
-            return None
+            return error
         return (yield from _found_out(session, wanted, before, budget, error))
     found = outcome(
         reply, source=wanted.source, version=wanted.version, doing=_doing(session, wanted)
@@ -148,7 +163,7 @@ def _attempt(
     if isinstance(found, UpdateResult):
         return found
     if is_busy(found):
-        return None
+        return found
     if isinstance(found, OutcomeUnknown):
         told = tells_of_failure(reply)
         return (yield from _found_out(session, wanted, before, budget, found, told=told))
@@ -180,7 +195,7 @@ def _found_out(
     cause: Exception,
     *,
     told: bool = False,
-) -> Steps[UpdateResult | OutcomeUnknown | None]:
+) -> Steps[UpdateResult | Exception]:
     """What became of an update, by the state of the server once it is over.
 
     ``told`` says that the server itself has told of a failure.
@@ -207,7 +222,7 @@ def _judged(
     cause: Exception,
     *,
     told: bool,
-) -> UpdateResult | OutcomeUnknown | None:
+) -> UpdateResult | Exception:
     if now.weights == "torn":
         raise UpdateFailed(
             f"{_doing(session, wanted)}: {cause}; the weights of the server are torn and it "
@@ -223,7 +238,7 @@ def _judged(
     if isinstance(cause, NoReply):
         # SGLang has no count that would tell that it was not done.
         is_told = now.weight_epoch is not None
-        return None if is_told else session.unknown(_doing(session, wanted), cause)
+        return cause if is_told else session.unknown(_doing(session, wanted), cause)
     if now.weights != "whole":
         raise cause
     if told:

@@ -159,7 +159,8 @@ def test_it_is_sent_again_when_nobody_knows(payload: PushPayload) -> None:
     pushed(script, payload)
     script = Noted(BUSY, BUSY, BUSY)
     error = raised(NoAnswer, lambda: pushed(script, payload))
-    assert "sent 3 times" in str(error)
+    seen = "sent 3 times within 600 s, and not done: the server answered 409: another; look at"
+    assert str(error).startswith(f"push of 2 tensors to http://server: {seen}")
     script = Noted(NEVER_SENT, NEVER_SENT, NEVER_SENT)
     raised(NoAnswer, lambda: pushed(script, payload))
 

@@ -66,9 +66,11 @@ def test_an_update_that_is_sent_again_is_told_of(told: pytest.LogCaptureFixture)
     done = reply(200, {"success": True})
     script = Script(status(), NEVER_SENT, BUSY, done)
     script.run(update(script.session, UpdateRequest(source="b"), budget=script.budget()))
-    assert told.messages == [
-        "update of http://server from b: sent 1 times and not done; asking again, for up to 600 s"
-    ]
+    (line,) = told.messages
+    assert line == (
+        f"update of http://server from b: sent 1 times and not done: {NEVER_SENT}; asking again, "
+        "for up to 600 s"
+    )
 
 
 # --- requests that HTTP does not allow

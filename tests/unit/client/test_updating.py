@@ -130,6 +130,20 @@ def test_it_is_sent_three_times_at_most() -> None:
     assert script.paths.count(PATH) == 3
 
 
+def test_the_last_refusal_is_told_with_its_advice() -> None:
+    held = "the update 's1' is open; retry when it is committed or aborted"
+    envelope = {"error": {"code": "busy", "message": held, "retryable": True}}
+    script = Script(status(), BUSY, BUSY, reply(409, envelope))
+    error = raised(NoAnswer, lambda: script.run(begun(script)))
+    assert str(error) == (
+        "update of http://server from b: sent 3 times within 600 s, and not done: the server "
+        f"answered 409: {held}; look at the state of the server, and send the update again"
+    )
+    script = Script(status(), *[NEVER_SENT] * 3)
+    error = raised(NoAnswer, lambda: script.run(begun(script)))
+    assert f"and not done: {NEVER_SENT}; look at" in str(error)
+
+
 def test_torn_weights_are_told_of() -> None:
     script = Script(status(), LOST, status(weights="torn"))
     assert "torn" in str(raised(UpdateFailed, lambda: script.run(begun(script))))
