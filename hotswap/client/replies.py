@@ -230,6 +230,10 @@ def _raised(kind: type[errors.HotswapError], message: str, reply: Reply) -> erro
     told = envelope.get("retryable") if isinstance(envelope, dict) else body.get("retryable")
     if isinstance(told, bool):
         error.retryable = told
+    held = body.get("local_version")
+    # Only errors about a published version have one.
+    if hasattr(error, "local_version") and isinstance(held, int) and not isinstance(held, bool):
+        error.local_version = held
     return error
 
 

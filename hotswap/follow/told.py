@@ -129,8 +129,8 @@ class CommitWhenTold:
         else:
             wanted = "any version" if version is None else f"version {version}"
             error = NotPulled(
-                f"{seen}, wanted {wanted}; commit what is there, or ask with a wait_s that is long "
-                "enough for a pull"
+                f"{seen}, wanted {wanted}; commit what is there, or wait for a pull (wait_s, of "
+                "hotswap commit --wait)"
             )
         error.local_version = None if held is None else held.version
         return error

@@ -57,7 +57,8 @@ def _following(serving: Served, body: SessionCommitBody) -> Follower:
     """Raises: RequestInvalid where nothing is followed, and a session should have been named."""
     if serving.follower is None:
         raise RequestInvalid(
-            "update_id is missing, wanted that of the session to commit: this server follows no "
-            "source (--follow) of which it could commit a version"
+            "this server follows no source of which it could commit a version, and update_id is "
+            "missing: start the server with --follow SOURCE, or send the update_id of a session "
+            "to this route, /hotswap/v1/commit"
         )
     return serving.follower

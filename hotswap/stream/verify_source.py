@@ -160,7 +160,10 @@ class _Run:
                 continue
             before = index.base_version
             if before == 0 and not base_is_known:
-                why = "builds on the base, which was not given (--base, base_dir)"
+                why = (
+                    "builds on the base, which was not given: give it, by --base (in Python "
+                    "base_dir)"
+                )
             elif before in self.nodes or before == 0 or self._is_at_fault(before):
                 why = f"builds on version {before}, which could not be checked"
             else:

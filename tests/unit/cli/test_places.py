@@ -117,7 +117,8 @@ def test_a_url_is_no_directory_of_this_machine(
 
 def test_a_stream_without_its_base_names_the_flag(capsys: Capture) -> None:
     assert main(["verify", str(SOURCE)]) == ExitCode.FAILED
-    assert "builds on the base, which was not given (--base, base_dir)" in capsys.readouterr().err
+    told = "builds on the base, which was not given: give it, by --base (in Python base_dir)"
+    assert told in capsys.readouterr().err
 
 
 def test_no_line_ends_in_a_comma(places: dict[str, str], capsys: Capture) -> None:

@@ -65,6 +65,8 @@ def test_what_is_not_there() -> None:
     answer = reply(409, body, x_hotswap_error="NotPulled")
     error = raised(NotPulled, lambda: committed(Script(answer)))
     assert "commit of what is pulled" in str(error)
+    assert isinstance(error, NotPulled)
+    assert error.local_version == 6
     with pytest.raises(RequestRefused):
         committed(Script(reply(403, {"error": {"code": "route_disabled"}})))
 

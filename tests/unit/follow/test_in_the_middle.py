@@ -69,6 +69,7 @@ async def test_a_commit_in_the_middle_of_a_pull(tmp_path: Path) -> None:
             with pytest.raises(NotPulled, match="version 2 is being pulled") as caught:
                 await on.follower.commit(version)
             assert caught.value.local_version == 1
+            assert "wait_s, of hotswap commit --wait" in str(caught.value)
         with pytest.raises(NotPulled, match="version 2 is being pulled"):
             await on.follower.commit(2, wait_s=0.01)
         waits = asyncio.create_task(on.follower.commit(2, wait_s=LIMIT_S))

@@ -167,6 +167,7 @@ async def test_a_session_has_no_version(tmp_path: Path) -> None:
 async def test_what_follows_nothing_says_so(serving: Any) -> None:
     status, reply = await serving.json("POST", COMMIT, json={"version": 1})
     assert (status, "update_id is missing" in reply["message"]) == (400, True)
+    assert "start the server with --follow SOURCE, or send" in reply["message"]
     status, reply = await serving.json("POST", NOTICE)
     assert (status, "--follow SOURCE" in reply["error"]["message"]) == (404, True)
 
