@@ -28,6 +28,7 @@ from hotswap.http.plugin_routes import plugin_routes
 from hotswap.http.routes import Kind, KindedRoute, Level
 from hotswap.http.served import Commands, Served
 from hotswap.http.single_process import refuse_many_workers
+from hotswap.http.unknown_paths import no_such_path
 from hotswap.http.unread import CloseUnread
 from hotswap.http.weight_routes import introspection_routes, weight_routes
 from hotswap.plugins import Plugins
@@ -166,6 +167,10 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
+    if "hotswap.route" not in request.scope and getattr(error, "status_code", None) == 404:
+        # As the routes have it, under whatever prefix this app is mounted.
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        error = no_such_path(path, request.app.routes)
     if "hotswap.openai" in request.scope:
         return openai_reply(error)
     served: Served = request.app.state.served

@@ -51,7 +51,14 @@ class RequestError(Exception):
 
 
 class RequestInvalid(RequestError):
-    """The body or a parameter is not what the route takes; the message names it."""
+    """The body or a parameter is not what the route takes; the message names it.
+
+    ``field`` is the argument of the request that is to blame, where it is one.
+    """
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class DuplicateRequestId(RequestInvalid):

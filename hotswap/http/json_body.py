@@ -19,6 +19,7 @@ from starlette.types import Receive
 
 from hotswap.http.body_limit import limited
 from hotswap.http.errors import ClientGone, RequestInvalid
+from hotswap.http.misfits import refusal
 from hotswap.http.strictness import refuse_repeated_keys, refuse_what_is_no_number
 
 __all__ = [
@@ -122,7 +123,7 @@ def converted(values: dict[str, object], wanted: type[T]) -> T:
     try:
         body = msgspec.convert(_without_nulls(values, _NULL_LEVELS), wanted, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RequestInvalid(f"invalid request: {error}") from error
+        raise refusal(error, values, wanted) from error
     refuse_what_is_no_number(body)
     return body
 

@@ -6,7 +6,6 @@ Statuses are those of the shared table; only the body differs:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Match
@@ -27,8 +26,6 @@ from hotswap.http.replies import Json
 __all__ = ["ModelNotFound", "OpenAiEnvelope", "ParameterRefused", "openai_body", "openai_reply"]
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
-# How msgspec says where in the body something is wrong.
-_PLACE = re.compile(r"(?:`\$\.|required field `)([A-Za-z_]+)")
 
 
 class ParameterRefused(RequestInvalid):
@@ -50,13 +47,13 @@ def openai_body(error: Exception) -> dict[str, object]:
     """The envelope of ``error``."""
     wire = wire_of(error)
     message = wire.message or message_of(error)
-    place = _PLACE.search(message) if isinstance(error, RequestInvalid) else None
+    field = error.field if isinstance(error, RequestInvalid) else None
     kind = "invalid_request_error" if wire.status < 500 else "server_error"
     return {
         "error": {
             "message": message,
             "type": _TYPES.get(wire.status, kind),
-            "param": getattr(error, "param", place[1] if place else None),
+            "param": getattr(error, "param", field),
             "code": getattr(error, "code", wire.code),
         }
     }

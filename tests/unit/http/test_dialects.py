@@ -111,7 +111,15 @@ async def test_a_refused_request_keeps_its_status(
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "detail"),
-    [("GET", "/nope", 404, "Not Found"), ("GET", "/generate", 405, "Method Not Allowed")],
+    [
+        (
+            "GET",
+            "/nope",
+            404,
+            "Not Found: '/nope' is no route of this server; GET /openapi.json lists them",
+        ),
+        ("GET", "/generate", 405, "Method Not Allowed"),
+    ],
 )
 async def test_what_does_not_exist_has_starlette_s_body(
     sglang: Any, method: str, path: str, status: int, detail: str

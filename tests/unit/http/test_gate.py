@@ -160,15 +160,34 @@ async def test_a_plugin_cannot_open_a_core_route(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("path", ["/nope", "/pause_generation/", "//pause_generation", "/"])
-async def test_an_unknown_path_is_a_404(serve: Any, allowed: bool, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/nope", ""),
+        ("/pause_generation/", "did you mean /pause_generation? "),
+        ("/pause_genration", "did you mean /pause_generation? "),
+        ("//host/pause_generation/", "did you mean /pause_generation? "),
+        ("/", ""),
+    ],
+)
+async def test_an_unknown_path_is_a_404(serve: Any, allowed: bool, path: str, meant: str) -> None:
     serving = serve(allow_weight_update=allowed)
     reply = await serving.client.post(path)
 
     assert reply.status_code == 404
+    # A client reads what is between two slashes and the next as a host.
+    seen = f"Not Found: {path.removeprefix('//host')!r} is no route of this server; "
+    told = f"{seen}{meant}GET /openapi.json lists them"
     assert reply.json() == {
-        "error": {"code": "not_found", "message": "Not Found", "retryable": False, "status": 404}
+        "error": {"code": "not_found", "message": told, "retryable": False, "status": 404}
     }
+
+
+async def test_a_long_path_is_not_repeated(serve: Any) -> None:
+    reply = await serve().client.get(f"/{'x' * 5000}")
+
+    assert reply.status_code == 404
+    assert len(reply.json()["error"]["message"]) < 200
 
 
 @pytest.mark.parametrize(
