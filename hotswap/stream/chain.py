@@ -58,8 +58,8 @@ def open_version(source: Place, version: int, allowed: Allowed | None) -> AnyFol
             raise _not_there(directory, version)
     except OSError as error:
         raise SourceNotReady(
-            f"{source}: cannot be listed ({error.strerror}), wanted version {version} in it; pull "
-            "again once it is there"
+            f"{source}: cannot be listed ({error.strerror}), wanted version {version} in it; "
+            "look at the path, and pull again once it is there"
         ) from error
     try:
         return Folder.open(directory, allowed=allowed)

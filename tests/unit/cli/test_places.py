@@ -70,6 +70,16 @@ def test_a_local_checkpoint_is_not_pruned(places: dict[str, str], capsys: Captur
     assert "is a local checkpoint, which versions are pulled into" in said
 
 
+def test_a_pull_tells_what_will_never_be_a_source(places: dict[str, str], capsys: Capture) -> None:
+    def said(source: str, code: int) -> str:
+        rest = ("--local", places["local"], "--base", str(BASE), "--target", "1")
+        return told(capsys, "pull", "--source", places[source], *rest, code=code)
+
+    assert "/plain is a checkpoint and has no published version" in said("plain", 1)
+    assert "look at the path, and pull again once it is there" in said("nosuch", 3)
+    assert "version 1 is not there (yet); pull again once it is published" in said("empty", 3)
+
+
 def test_an_empty_directory_may_become_a_source(places: dict[str, str], capsys: Capture) -> None:
     assert main(["prune", places["empty"], "--keep", "1"]) == 0
     assert capsys.readouterr().out == f"{places['empty']}: removed no version; no version stays\n"
