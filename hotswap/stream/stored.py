@@ -204,21 +204,28 @@ def _placed(
             f"{folder.path}: the index names {len(lacking)} tensors that its files lack "
             f"({lacking[0]!r:.200}); write the checkpoint again"
         )
-    if layout.file_of is None:
-        _check_no_delta(folder, files)
+    _check_no_delta(folder, files, indexed=layout.file_of is not None)
     return placed
 
 
-def _check_no_delta(folder: AnyFolder, files: Mapping[str, StoredFile]) -> None:
-    """A delta's blobs without their index, which is written last, are no checkpoint."""
+def _check_no_delta(folder: AnyFolder, files: Mapping[str, StoredFile], *, indexed: bool) -> None:
+    """A delta's blobs are no checkpoint: without their index, which is written last, and with
+    one that a single wrong byte has made that of a full version."""
     for name, stored in files.items():
         header = stored.header
         blobs = all(s.dtype == "U8" and len(s.shape) == 1 for s in header.spans.values())
-        if blobs and header.spans and header.spans.keys() == header.metadata.keys():
-            raise SourceNotReady(
-                f"{folder.path}: {name} holds deltas and there is no {INDEX} (yet); wait until "
-                "the version is whole and pull again"
+        if not (blobs and header.spans and header.spans.keys() == header.metadata.keys()):
+            continue
+        if indexed:
+            raise VersionMalformed(
+                f"{folder.path}: {name} holds deltas (tensor {min(header.spans)!r:.200} is one), "
+                f"but {INDEX} says no delta_encoding, wanted it in its metadata; publish the "
+                "version again"
             )
+        raise SourceNotReady(
+            f"{folder.path}: {name} holds deltas and there is no {INDEX} (yet); wait until "
+            "the version is whole and pull again"
+        )
 
 
 def opened_seed(
