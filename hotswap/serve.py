@@ -247,9 +247,9 @@ def _base(puller: Puller) -> Base | None:
 def _engine(
     settings: Settings, plugins: Plugins, model: Path, stamp: WeightStamp
 ) -> AbstractAsyncContextManager[Engine]:
-    _log.info("loading %s", model)
     if settings.engine == EMBEDDED:
         _check_device(settings)
+        _log.info("loading %s", model)
         return _embedded(settings, model, stamp)
     try:
         engine = resolve_engine(plugins, settings.engine, settings.option_values)
@@ -257,6 +257,7 @@ def _engine(
         if settings.engine not in plugins.engines:
             raise StartError(f"--engine: {error}", exit_code=2) from error
         raise _factory_failed(error) from error
+    _log.info("loading %s", model)
     return _brought(engine, model, stamp)
 
 

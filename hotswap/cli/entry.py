@@ -12,7 +12,7 @@ from itertools import takewhile
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import OutputLost, complain, fail, wants_json, wrong_usage
 from hotswap.cli.parser import parser_of
-from hotswap.cli.unknown_flags import meant_by, refusal_in
+from hotswap.cli.unknown_flags import meant_by, no_command, refusal_in
 from hotswap.command_line import hide_keys, is_key_flag
 
 __all__ = ["main"]
@@ -60,6 +60,8 @@ def _run(arguments: Sequence[str], *, as_json: bool) -> int:
         told = f"hotswap {command}: {said}" if as_json else said
         # As argparse ends what it does not take.
         sys.exit(wrong_usage(command, told, as_json=as_json))
+    if unknown and set(unknown) == {"--json"}:
+        return wrong_usage(None, no_command(), as_json=True)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command is None:

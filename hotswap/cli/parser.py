@@ -10,6 +10,7 @@ from hotswap._version import __version__
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, Flag
 from hotswap.cli.output import print_json, usage_object
+from hotswap.cli.values import OneOf
 from hotswap.options import Option
 
 __all__ = ["JsonParser", "add_serve_json", "parser_of"]
@@ -65,7 +66,7 @@ def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
         return
     argument = parser.add_argument(
         flag.name,
-        type=flag.type,
+        type=OneOf(choices=flag.choices) if flag.choices else flag.type,
         default=flag.default,
         choices=flag.choices or None,
         help=_told(flag),

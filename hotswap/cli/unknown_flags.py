@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from hotswap.cli.commands import COMMANDS
 
-__all__ = ["meant_by", "parse_known", "refusal_in", "refusal_of"]
+__all__ = ["meant_by", "no_command", "parse_known", "refusal_in", "refusal_of"]
 
 
 def parse_known(
@@ -49,6 +49,12 @@ def refusal_in(command: str, unknown: Sequence[str]) -> str:
     meant = f"; did you mean {close[0]}?" if close else ""
     taken = f"hotswap {command} takes no {' '.join(map(repr, unknown))}"
     return f"{taken}{meant} (see hotswap {command} --help)"
+
+
+def no_command() -> str:
+    """What to say of a command line that has none."""
+    names = ", ".join(known.name for known in COMMANDS)
+    return f"no command was given; wanted one of {names} (see hotswap --help)"
 
 
 def meant_by(command: str) -> str | None:

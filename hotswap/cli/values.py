@@ -6,8 +6,9 @@ import math
 import re
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-__all__ = ["Seconds", "Whole", "not_empty", "on_this_machine"]
+__all__ = ["OneOf", "Seconds", "Whole", "not_empty", "on_this_machine"]
 
 _MOST = 2**63 - 1
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -31,6 +32,21 @@ def on_this_machine(text: str) -> str:
     if _URL.match(not_empty(text)):
         raise ArgumentTypeError("it is a URL, wanted a directory on this machine")
     return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneOf:
+    """One of ``choices``."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        """Raises: ArgumentTypeError."""
+        if not_empty(text) in self.choices:
+            return text
+        close = get_close_matches(text[:40], self.choices, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ArgumentTypeError(f"{_shown(text)}, wanted one of {', '.join(self.choices)}{meant}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,11 +92,18 @@ async def abort(request: Request) -> Response:
     body = await arguments(
         request, SessionAbortBody, limit_bytes=serving.settings.max_http_request_bytes
     )
-    update_id = await serving.commands.sessions.abort(body.update_id)
+    sessions = serving.commands.sessions
+    update_id = await sessions.abort(body.update_id)
+    message = "Success"
+    if update_id is None and body.update_id is not None and sessions.open is not None:
+        message = (
+            f"nothing to abort: {body.update_id!r:.100} is not open, {sessions.open.update_id!r} "
+            "is; name that one, or none, to abort it"
+        )
     return Json(
         {
             "success": True,
-            "message": "Success",
+            "message": message,
             "update_id": update_id,
             "aborted": update_id is not None,
         }

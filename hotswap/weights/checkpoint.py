@@ -80,7 +80,8 @@ class Checkpoint(Closing):
                 if "config.json" not in folder.names():
                     raise UpdateRejected(
                         f"config.json: cannot be read from {folder.path}, which has none; put the "
-                        "model's beside the weights (for a module of your own {} will do)"
+                        "model's beside the weights (a server that embeds hotswap around a module "
+                        "of its own takes one with {} in it)"
                     )
                 config = folder.read_object("config.json")
                 generation = _read_if_there(folder, "generation_config.json")

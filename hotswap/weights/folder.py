@@ -121,7 +121,7 @@ class Folder(Closing):
         except (OSError, ValueError) as error:
             raise UpdateRejected(
                 f"{os.fspath(directory)!r} is not a checkpoint directory that can be opened here "
-                f"({_reason(error)})"
+                f"({_reason(error)}); look at the path"
             ) from error
         folder = cls(fd, path=Path(directory), allowed=allowed)
         try:

@@ -76,5 +76,6 @@ def _decoded(text: str, *, limit_bytes: int) -> bytes:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise PayloadRefused(
-            f"a payload is no base64 ({error}); it begins with {shown(text[:24])}"
+            f"a payload is no base64 ({error}); it begins with {shown(text[:24])}; send what "
+            "a trainer's serializer makes of the tensors, encoded once"
         ) from error

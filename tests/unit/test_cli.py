@@ -42,6 +42,17 @@ def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert "plugins" in shown
 
 
+def test_json_without_a_command_says_that_one_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--json") == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["class"] == "UsageError"
+    assert error["message"].startswith("no command was given; wanted one of serve, demo, ")
+    assert run("--jason") == 2
+    assert "unrecognized arguments: --jason" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("sevre") == 2
     assert "'sevre' is no command; did you mean serve?" in capsys.readouterr().err
@@ -284,6 +295,25 @@ def test_a_directory_without_a_model_is_one_line_and_exit_code_1(
     error = capsys.readouterr().err
     assert error.splitlines()[-1].startswith(f"hotswap serve: cannot load {tmp_path}: ")
     assert "Traceback" not in error
+
+
+def test_what_an_empty_directory_lacks_is_said_as_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--port", "0") == 1
+
+    error = capsys.readouterr().err
+    assert "which has none; put the model's beside the weights (a server that embeds" in error
+
+
+def test_an_engine_that_is_not_there_loads_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "--model", str(tmp_path), "--port", "0", "--engine", "embeded") == 2
+
+    error = capsys.readouterr().err
+    assert "did you mean 'embedded'?" in error
+    assert "loading" not in error
 
 
 def test_plugins_as_json(capsys: pytest.CaptureFixture[str]) -> None:

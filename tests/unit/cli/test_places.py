@@ -45,6 +45,7 @@ def test_what_is_read_here_is_not_said_to_be_elsewhere(
 ) -> None:
     said = told(capsys, command[0], places[place], *command[1:], code=1)
     assert "is not a checkpoint directory that can be opened here (" in said
+    assert said.endswith("; look at the path")
     assert "server" not in said
 
 

@@ -14,7 +14,7 @@ from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.commands import COMMANDS, Flag
 from hotswap.cli.parser import parser_of
-from hotswap.cli.values import Seconds, Whole, not_empty, on_this_machine
+from hotswap.cli.values import OneOf, Seconds, Whole, not_empty, on_this_machine
 from hotswap.stream import Publisher, StreamError
 from tests.unit.stream.trained import first_state, write_base
 
@@ -28,6 +28,27 @@ NEVER = ("nan", "-nan", "-1", "-inf", "-0.5", "many", "", " ", "1e", "0x10", "1,
 NO_WHOLE = ("inf", "1e10", "0.5", "1e400", "99999999999999999999999")
 ZERO_IS_FINE = {"--token-step", "--anchor-every", "--aggregate-every", "--target"}
 ZERO_IS_FINE |= {"--lock-timeout-s"}
+
+
+def test_one_of_some_says_which_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    modes = OneOf(choices=("abort", "wait"))
+    assert modes("wait") == "wait"
+    for text, said in (
+        ("abrot", "it is 'abrot', wanted one of abort, wait; did you mean abort[?]"),
+        ("x" * 50, "it begins with 'x+', wanted one of abort, wait$"),
+        (" ", "wanted a text that is not empty"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=said):
+            modes(text)
+    for words in (
+        ["update", "x", "--pause-mode", "abrot"],
+        ["push", "x", "--transport", "boddy"],
+        ["completion", "bsh"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == ExitCode.USAGE
+        assert "did you mean " in capsys.readouterr().err
 
 
 def wrong(flag: Flag) -> list[str]:

@@ -199,6 +199,10 @@ async def test_an_abort_says_whether_there_was_anything(serving: Any) -> None:
     for body, aborted in (({}, False), ({"update_id": "x"}, False)):
         _, reply = await serving.json("POST", "/hotswap/v1/abort", json=body)
         assert (reply["aborted"], reply["update_id"]) == (aborted, None)
+        assert reply["message"] == "Success"
     await serving.json("POST", "/hotswap/v1/begin", json={"update_id": "x"})
+    status, reply = await serving.json("POST", "/hotswap/v1/abort", json={"update_id": "y"})
+    assert (status, reply["success"], reply["aborted"]) == (200, True, False)
+    assert reply["message"].startswith("nothing to abort: 'y' is not open, 'x' is; name that one")
     _, reply = await serving.json("POST", "/hotswap/v1/abort")
     assert (reply["aborted"], reply["update_id"]) == (True, "x")
