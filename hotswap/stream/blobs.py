@@ -132,8 +132,7 @@ def _by_file(
     if unknown:
         raise VersionMalformed(
             f"{folder.path}: changes {len(unknown)} tensors that the checkpoint lacks "
-            f"({unknown[0]!r:.200}); give the base checkpoint of this model, or publish a full "
-            "version of another one"
+            f"({unknown[0]!r:.200}); give the base checkpoint of this model"
         )
     for file in sorted(set(index.file_of.values())):
         yield file, {name: lengths[name] for name, of in index.file_of.items() if of == file}

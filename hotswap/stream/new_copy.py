@@ -17,6 +17,7 @@ from hotswap.stream.job import Job, check_unchanged
 from hotswap.stream.layout import spelled
 from hotswap.stream.report import PullMode, PullReport
 from hotswap.stream.seed import Seeding, seed
+from hotswap.stream.shapes import Shapes
 from hotswap.stream.source import Source, blob_bytes
 from hotswap.stream.state import FORMAT, State
 from hotswap.stream.stored import StoredTensors
@@ -87,6 +88,8 @@ def _copied(
     opened = source.full(way.seed_version) if way.seed_version else nullcontext(base)
     try:
         with opened as begin:
+            if way.seed_version:
+                Shapes.seen_in(base).check(begin)
             with job.local.tally.phase("read"):
                 versions = source.deltas(way.chain.deltas, begin.lengths)
             if way.shortcut is not None:

@@ -7,16 +7,18 @@ full version or the base. A reader at any of them goes on; one that joins finds 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotswap.stream.disk import Disk, LocalDisk
-from hotswap.stream.errors import StreamError
+from hotswap.stream.errors import StreamError, VersionMalformed
 from hotswap.stream.layout import directory_of, published_versions
 from hotswap.stream.object_upkeep import remove_versions
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import place_of
 from hotswap.stream.publisher_snapshot import any_names
+from hotswap.stream.shapes import Shapes
 from hotswap.stream.source import Source
 
 __all__ = ["Pruned", "prune"]
@@ -50,7 +52,7 @@ def prune(
         chain = stream.chain(version)
         if chain.start and chain.start not in needed:
             # One without an index may be a delta that is still being written.
-            stream.full(chain.start).close()
+            _check_full(stream, chain.start, versions)
         needed |= {chain.start, *(index.version for index in chain.deltas)}
     removed = tuple(version for version in versions if version not in needed)
     if dry_run:
@@ -63,6 +65,38 @@ def prune(
         for leftover in source.glob(f"{_MARK}*"):
             _remove_tree(leftover)
     return Pruned(removed=removed, kept=tuple(v for v in versions if v in needed))
+
+
+def _check_full(stream: Source, number: int, versions: Sequence[int]) -> None:
+    """Raises: StreamError for a full version that is not one of the model of those before it."""
+    with stream.full(number) as full:
+        shapes, names = _known_before(stream, [one for one in versions if one < number])
+        if shapes is not None:
+            shapes.check(full)
+        lacking = sorted(names - full.tensors.keys())
+        if lacking:
+            raise VersionMalformed(
+                f"{full.folder.path}: lacks tensor {lacking[0]!r:.200}, which a version before it "
+                f"changes ({len(lacking)} in all); publish the version again"
+            )
+
+
+def _known_before(stream: Source, versions: Sequence[int]) -> tuple[Shapes | None, set[str]]:
+    """The shapes of the last full version, and tensors that deltas after it change.
+
+    Nothing where nobody knows: a chain that is broken may be why there is another full version.
+    """
+    if not versions:
+        return None, set()
+    try:
+        chain = stream.chain(versions[-1])
+        names = {name for index in chain.deltas for name in index.file_of}
+        if not chain.start:
+            return None, names
+        with stream.full(chain.start) as before:
+            return Shapes.seen_in(before), names
+    except StreamError:
+        return None, set()
 
 
 def _remove(directory: Path, disk: Disk) -> None:

@@ -21,6 +21,7 @@ from hotswap.stream.layout import INDEX, DeltaIndex, directory_of, published_ver
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place, local_directory, opened, place_of
 from hotswap.stream.progress import Progress, Tally
+from hotswap.stream.shapes import Shapes
 from hotswap.stream.source import Source
 from hotswap.stream.source_file import header_text
 from hotswap.stream.stored import StoredTensors
@@ -83,6 +84,7 @@ def survey_source(
     if base_dir is not None:
         base_dir = local_directory(base_dir, "the base checkpoint")
     seen = _still_there(source, [survey_version(source, n) for n in published_versions(source)])
+    seen = _fitting(source, base_dir, seen)
     lengths = _lengths(source, base_dir, seen) if density else None
     if lengths is not None:
         seen = _still_there(source, _densities(source, seen, lengths, Tally(progress)))
@@ -124,6 +126,31 @@ def _full(source: Place, number: int) -> VersionSurvey:
             files=len(stored.files),
             size_bytes=sum(file.file.size_bytes for file in stored.files.values()),
         )
+
+
+def _fitting(
+    source: Place, base_dir: Path | None, seen: list[VersionSurvey]
+) -> list[VersionSurvey]:
+    """With what is wrong with full versions that are of another model than what is before them.
+
+    Raises: UpdateRejected for a bad base.
+    """
+    shapes = None
+    if base_dir is not None:
+        with StoredTensors.at(base_dir) as base:
+            shapes = Shapes.seen_in(base)
+    found = list[VersionSurvey]()
+    for one in seen:
+        if one.kind == FULL:
+            try:
+                with Source(source, names=(), allowed=None).full(one.version) as stored:
+                    if shapes is not None:
+                        shapes.check(stored)
+                    shapes = Shapes.seen_in(stored)
+            except UpdateRejected as error:
+                one = VersionSurvey(version=one.version, trouble=str(error))
+        found.append(one)
+    return _still_there(source, found)
 
 
 def _delta(folder: AnyFolder, index: DeltaIndex) -> VersionSurvey:

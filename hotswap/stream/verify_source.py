@@ -5,7 +5,8 @@ Rules:
 * Checksums are of a tensor's whole new bytes: a tensor is read from where a chain of
   deltas begins, and every version of the chain is applied and checked on the way, in memory.
 * A thread holds one tensor and one blob of it; only where versions branch it holds more.
-* A full version has no checksums: its headers and sizes are checked, and a chain begins there.
+* A full version has no checksums: its headers and sizes are checked, that its tensors are
+  those of the base or of the full version before it, and a chain begins there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hotswap.stream.objects import Objects
 from hotswap.stream.parallel import run_all
 from hotswap.stream.place import Place, local_directory, opened, place_of
 from hotswap.stream.progress import Progress, Tally
+from hotswap.stream.shapes import Shapes
 from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.verified import Faults, Verified
@@ -104,7 +106,8 @@ _AGGREGATE = -1
 class _Run:
     """``nodes`` are the deltas by number, ``children`` those that build on a number.
 
-    ``reached`` are full versions that could be opened, and deltas on what could.
+    ``reached`` are full versions that could be opened, and deltas on what could. ``shapes``
+    are those of the base or the last full version.
     """
 
     source: Place
@@ -113,6 +116,7 @@ class _Run:
     nodes: dict[int, tuple[Place, DeltaIndex]] = field(default_factory=dict)
     children: dict[int, list[int]] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
+    shapes: Shapes | None = None
 
     def look(self, directory: Place, number: int) -> bool:
         """Whether ``number`` is a full version; a delta is noted, a fault too."""
@@ -135,6 +139,9 @@ class _Run:
         """Check everything that builds on the full version ``start``, or on ``base_dir``."""
         try:
             with self._opened(start, base_dir) as stored:
+                if self.shapes is not None:
+                    self.shapes.check(stored)
+                self.shapes = Shapes.seen_in(stored)
                 self.reached.add(start)
                 located = self._located(start, stored.lengths)
                 names = sorted({name for blobs in located.values() for name in blobs})

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hotswap.stream import (
@@ -23,7 +22,7 @@ from hotswap.stream import (
 )
 from hotswap.stream.layout import INDEX
 from hotswap.weights.roots import Roots
-from tests.unit.stream.streams import Stream, contents_of, write_checkpoint
+from tests.unit.stream.streams import Stream, changed, contents_of, write_checkpoint
 
 FILE = "model-00001-of-00002.safetensors"
 
@@ -352,7 +351,7 @@ def test_a_delta_without_its_index_is_no_full_version(stream: Stream) -> None:
 
 
 def test_a_full_version_with_a_directory_of_another_shape(stream: Stream) -> None:
-    stream.tensors.append({name: np.frombuffer(b"other", np.uint8) for name in stream.tensors[0]})
+    stream.tensors.append(changed(stream.tensors[0], 4))
     write_checkpoint(directory_of(stream.source, 4), stream.tensors[4], files=1)
     report = reach(stream, 4)
     assert (report.mode, report.start) == ("reseed", 4)
