@@ -23,6 +23,7 @@ from hotswap.coverage import Coverage
 from hotswap.errors import Busy, UpdateRejected
 from hotswap.fetch import Buckets, PreRead, opened, rejecting, run_pre_read, strategy_named
 from hotswap.foreign import contained, words_of
+from hotswap.gathering import Gathering
 from hotswap.reconcile import reconcile
 from hotswap.seams import Engine, EnginePause, LoadStrategy, Plan, Stage, Traced
 from hotswap.sparse.cache import PATCHES
@@ -203,11 +204,15 @@ class UpdatePipeline:
     async def _write_resident(self, attempt: Attempt, plan: Plan, buckets: Buckets) -> UpdateReport:
         mode = attempt.update.mode
         direct = mode is LoadMode.DIRECT
-        async with Transaction(self._engine, plan, mode=mode, resident=not direct) as transaction:
+        async with AsyncExitStack() as held:
+            gathering = held.enter_context(Gathering(buckets, plan.specs))
+            transaction = await held.enter_async_context(
+                Transaction(self._engine, plan, mode=mode, resident=not direct)
+            )
             attempt.fill(plan, transaction)
             if not direct:
                 attempt.enter(Phase.STAGING)
-                await _stage_everything(transaction, plan, buckets)
+                await _stage_everything(transaction, plan, gathering)
             attempt.staged = time.perf_counter()
             return await self._change_weights(
                 attempt, plan, transaction, buckets if direct else None
@@ -358,7 +363,9 @@ class UpdatePipeline:
         )
 
 
-async def _stage_everything(transaction: Transaction, plan: Plan, buckets: Buckets) -> None:
+async def _stage_everything(
+    transaction: Transaction, plan: Plan, buckets: Buckets | Gathering
+) -> None:
     while (bucket := await buckets.next()) is not None:
         await transaction.write(bucket)
     if transaction.tensors_applied < len(plan.specs):

@@ -21,7 +21,16 @@ import torch
 from hotswap.types import Payload, Readable, TensorSpec
 from hotswap.weights.memory import Memory
 
-__all__ = ["PIECE_BYTES", "Job", "PieceReadable", "equal_bytes", "fill_jobs", "spec_of"]
+__all__ = [
+    "PIECE_BYTES",
+    "Job",
+    "PieceReadable",
+    "Scattered",
+    "copy_quietly",
+    "equal_bytes",
+    "fill_jobs",
+    "spec_of",
+]
 
 PIECE_BYTES = 16 * 2**20
 _SCRATCH_BYTES = 2**20
@@ -44,6 +53,17 @@ class PieceReadable(Readable, Protocol):
         ...
 
 
+@runtime_checkable
+class Scattered(Readable, Protocol):
+    """A ``Readable`` whose elements must be looked for one here, one there: that takes longer
+    than a copy, and is done before a pause where it can be."""
+
+    def copy_into(self, out: torch.Tensor, part: tuple[slice, ...]) -> None:
+        """Make ``out`` (CPU, any layout and dtype) equal to ``self[part]``, cast as ``copy_``
+        casts. Any thread; opens nothing. Raises: OSError."""
+        ...
+
+
 def spec_of(name: str, payload: Payload) -> TensorSpec:
     """What ``payload`` delivers, under the name that its bucket has for it."""
     if isinstance(payload, torch.Tensor):
@@ -58,6 +78,8 @@ def fill_jobs(out: torch.Tensor, payload: Payload, *, part: tuple[slice, ...] = 
     """
     if isinstance(payload, torch.Tensor):
         return _copy_jobs(out, payload.detach()[part])
+    if isinstance(payload, Scattered) and out.device.type == "cpu":
+        return [partial(payload.copy_into, out, part)]
     if isinstance(payload, PieceReadable) and out.is_contiguous() and not part:
         return _piece_jobs(_flat(out), payload)
     return [partial(_read_whole, out, payload, part)]
@@ -90,7 +112,7 @@ def _copy_jobs(out: torch.Tensor, source: torch.Tensor) -> list[Job]:
             for at in range(0, len(to), PIECE_BYTES)
         ]
     piece = PIECE_BYTES // max(out.element_size(), source.element_size())
-    return [partial(_copy_quietly, to, come) for to, come in _cut(out, source, piece)]
+    return [partial(copy_quietly, to, come) for to, come in _cut(out, source, piece)]
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
@@ -115,7 +137,7 @@ def _cut(
             yield out[start : start + rows], source[start : start + rows]
 
 
-def _copy_quietly(out: torch.Tensor, source: torch.Tensor) -> None:
+def copy_quietly(out: torch.Tensor, source: torch.Tensor) -> None:
     """``out.copy_(source)`` without torch's thread pool."""
     if out.device.type != "cpu" or source.device.type != "cpu":
         out.copy_(source)
@@ -145,7 +167,7 @@ def _read_through(payload: PieceReadable, out: torch.Tensor, start: int) -> None
         to = out[at : at + length]
         come = scratch[: to.numel()]
         payload.read_piece(come, start + at)
-        _copy_quietly(to, come)
+        copy_quietly(to, come)
 
 
 def _read_whole(out: torch.Tensor, payload: Readable, part: tuple[slice, ...]) -> None:
@@ -157,5 +179,5 @@ def _read_whole(out: torch.Tensor, payload: Readable, part: tuple[slice, ...]) -
     with Memory(spec.size_bytes) as memory:
         scratch = memory.tensor(0, TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape))
         payload.read_into(scratch)
-        _copy_quietly(out, scratch[part])
+        copy_quietly(out, scratch[part])
         del scratch

@@ -18,14 +18,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from hotswap.errors import UpdateRejected
 from hotswap.types import Payload, TensorSpec
 from hotswap.weights.file_tensor import FileTensor
 from hotswap.weights.folder import Folder, OpenFile
-from hotswap.weights.memory import Memory
 from hotswap.wire.bucket import Sent
 from hotswap.wire.devices import on_device
 from hotswap.wire.owners import Owner
@@ -37,8 +35,9 @@ from hotswap.wire.references import (
 )
 from hotswap.wire.refused import PayloadRefused
 from hotswap.wire.sent import SentTensor, SharedStorage
+from hotswap.wire.strided import StridedTensor
 
-__all__ = ["StridedTensor", "opened"]
+__all__ = ["opened"]
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def _payload(name: str, tensor: SentTensor, files: Mapping[str, OpenFile]) -> Pa
     file = files[storage.name]
     if tensor.contiguous:
         return FileTensor(spec, file=file, offset=HEADER_BYTES + tensor.offset_bytes)
-    return StridedTensor(spec, tensor=tensor, file=file)
+    return StridedTensor(spec, tensor=tensor, file=file, start=HEADER_BYTES)
 
 
 def _check_size(file: OpenFile, storage: SharedStorage) -> None:
@@ -99,50 +98,3 @@ def _check_size(file: OpenFile, storage: SharedStorage) -> None:
             f"segment {storage.name} has room for {max(room, 0)} bytes, and the payload says "
             f"{storage.size_bytes}; send a whole one"
         )
-
-
-class StridedTensor:
-    """Elements with gaps between them, or out of order, in a segment; a ``Readable``.
-
-    The block of :func:`opened` owns the segment; nothing is read once that has ended.
-    """
-
-    __slots__ = ("_file", "_spec", "_tensor")
-
-    def __init__(self, spec: TensorSpec, *, tensor: SentTensor, file: OpenFile) -> None:
-        self._spec = spec
-        self._tensor = tensor
-        self._file = file
-
-    def __repr__(self) -> str:
-        return f"<StridedTensor {self._spec} in {self._file.name}>"
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Name, dtype and shape."""
-        return self._spec
-
-    def read_into(self, out: torch.Tensor) -> None:
-        """Fill ``out`` with the elements in their order. Any thread; takes as much memory for
-        a while as lies between the first and the last. Raises: OSError."""
-        span = self._tensor.span_bytes
-        if not span:
-            return
-        whole = TensorSpec(
-            name=self._spec.name, dtype=self._spec.dtype, shape=(span // self._spec.dtype.itemsize,)
-        )
-        with Memory(span) as memory:
-            flat = memory.tensor(0, whole)
-            at = HEADER_BYTES + self._tensor.offset_bytes
-            FileTensor(whole, file=self._file, offset=at).read_into(flat)
-            _copy(flat, self._tensor, out)
-
-
-_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _copy(flat: torch.Tensor, tensor: SentTensor, out: torch.Tensor) -> None:
-    """With numpy, on this thread: torch's own would fight with the forward passes."""
-    kind = _AS_INTEGERS[tensor.dtype.itemsize]
-    source = flat.view(kind).as_strided(tensor.shape, tensor.strides)
-    np.copyto(out.detach().view(kind).numpy(), source.numpy())

@@ -23,6 +23,7 @@ __all__ = [
     "SharedStorage",
     "Storage",
     "row_major",
+    "span_elements",
 ]
 
 COUNTERS = 10_000
@@ -115,10 +116,7 @@ class SentTensor:
     @property
     def span_bytes(self) -> int:
         """Bytes from its first element to the end of its last; 0 without elements."""
-        if not math.prod(self.shape):
-            return 0
-        steps = zip(self.shape, self.strides, strict=True)
-        return (1 + sum((n - 1) * stride for n, stride in steps)) * self.dtype.itemsize
+        return span_elements(self.shape, self.strides) * self.dtype.itemsize
 
     @property
     def contiguous(self) -> bool:
@@ -136,3 +134,10 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last that ``shape`` and ``strides`` reach, both included."""
+    if not math.prod(shape):
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
