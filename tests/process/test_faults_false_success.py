@@ -59,6 +59,7 @@ FAILING = [
     Failing(path="/hotswap/v1/begin", names="scope", body={"scope": "x"}),
     Failing(path="/hotswap/v1/commit", names="update_id"),
     Failing(path="/hotswap/v1/abort", names="update_id", body={"update_id": ""}),
+    Failing(path="/hotswap/v1/follow/notice", names="version", body={"version": "x"}),
     Failing(path="/release_memory_occupation", names="tags", body={"tags": ["x"]}),
     Failing(path="/resume_memory_occupation", names="tags", body={"tags": ["x"]}),
     Failing(

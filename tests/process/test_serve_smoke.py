@@ -156,5 +156,5 @@ def test_a_second_server_on_the_port_says_so_in_one_line(
 
 
 def test_a_server_that_does_not_come_up_shows_its_log() -> None:
-    with pytest.raises(AssertionError, match="/nonexistent is missing"):
+    with pytest.raises(AssertionError, match="/nonexistent is not there"):
         ServerProcess("/nonexistent", environ=UNTRACED).__enter__()
