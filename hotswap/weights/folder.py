@@ -99,14 +99,25 @@ class OpenFile(Closing):
 class Folder(Closing):
     """A pinned directory, and the only way in which a checkpoint opens its files."""
 
-    def __init__(self, fd: int, *, path: Path, allowed: Allowed | None) -> None:
+    def __init__(
+        self, fd: int, *, path: Path, allowed: Allowed | None, follows_links: bool = True
+    ) -> None:
         self._fd = fd
         self._allowed = allowed
+        self._follows_links = follows_links
         self.path = path
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], *, allowed: Allowed | None = None) -> Self:
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        allowed: Allowed | None = None,
+        follows_links: bool = True,
+    ) -> Self:
         """Pin ``directory``. ``allowed`` then judges it and every file opened through it.
+
+        Without ``follows_links`` a file that is a symbolic link is refused, wherever it leads.
 
         Raises: UpdateRejected when it is no directory or not allowed.
         """
@@ -123,7 +134,7 @@ class Folder(Closing):
                 f"{os.fspath(directory)!r} is not a checkpoint directory that can be opened here "
                 f"({_reason(error)}); look at the path"
             ) from error
-        folder = cls(fd, path=Path(directory), allowed=allowed)
+        folder = cls(fd, path=Path(directory), allowed=allowed, follows_links=follows_links)
         try:
             _check_allowed(_pinned_path(fd), str(directory), allowed)
         except BaseException:
@@ -182,7 +193,9 @@ class Folder(Closing):
             ) from error
 
     def _open_pinned(self, name: str) -> OpenFile:
-        pin = os.open(name, os.O_PATH, dir_fd=self._fd)
+        # Pinned without following, a link is a link, which is no regular file.
+        links = 0 if self._follows_links else os.O_NOFOLLOW
+        pin = os.open(name, os.O_PATH | links, dir_fd=self._fd)
         try:
             _check_allowed(_pinned_path(pin), name, self._allowed)
             if not stat.S_ISREG(os.fstat(pin).st_mode):

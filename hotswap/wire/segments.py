@@ -56,7 +56,7 @@ def opened(
     owners = owners or {name: Owner.of(name) for name in sent.references}
     with ExitStack() as held:
         held.callback(partial(give_back, sent.references, owners=owners, directory=directory))
-        folder = held.enter_context(Folder.open(directory))
+        folder = held.enter_context(Folder.open(directory, follows_links=False))
         files: dict[str, OpenFile] = {}
         faults: list[UpdateRejected] = []
         for storage in sent.segments:

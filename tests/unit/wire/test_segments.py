@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hotswap.errors import UpdateRejected
+from hotswap.push import NONCE_BYTES, DescribedTensor, Description, SegmentNotSeen
 from hotswap.wire import PayloadRefused, Sent, SentTensor, SharedStorage, decode, opened
 from hotswap.wire.references import HEADER_BYTES
 from hotswap.wire.sent import row_major
@@ -152,13 +153,18 @@ def test_a_segment_that_is_cut_short_meanwhile_is_an_error(
             value_of(payloads["w"])
 
 
-@pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "socket", "link", "link to a segment"])
 def test_what_is_no_file_is_refused_and_not_opened(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "torch_1_2_3"
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
+    elif kind == "link":
+        (tmp_path / "secret").write_bytes(bytes(1000))
+        path.symlink_to(tmp_path / "secret")
+    elif kind == "link to a segment":
+        path.symlink_to(a_segment(tmp_path).name)
     else:
         os.mknod(path, 0o140600)
     storage = SharedStorage(name=path.name, size_bytes=48)
@@ -192,3 +198,24 @@ def test_strides_without_elements_read_nothing(tmp_path: Path) -> None:
     storage = a_segment(tmp_path)
     with opened(a_list(w=sent(storage, 0, 3, strides=(7, 2))), directory=tmp_path) as payloads:
         assert value_of(payloads["w"]).shape == (0, 3)
+
+
+def test_a_link_in_the_place_of_a_described_segment_is_not_followed(tmp_path: Path) -> None:
+    """Though who sends the description knows how the file begins that it leads to."""
+    nonce = bytes(range(NONCE_BYTES))
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(HEADER_BYTES) + nonce + DATA.numpy().tobytes())
+    link = Path("/dev/shm") / f"torch_{OWNER}_18_0"
+    tensor = DescribedTensor(name="w", dtype="F32", shape=[12], offset=NONCE_BYTES)
+    described = Description(
+        segment=link.name, size_bytes=NONCE_BYTES + 48, nonce=nonce.hex(), tensors=[tensor]
+    )
+    link.symlink_to(secret)
+    try:
+        with (
+            pytest.raises(SegmentNotSeen, match="not a regular file"),
+            described.push().opened(),
+        ):
+            raise AssertionError("was opened")
+    finally:
+        link.unlink()
