@@ -344,7 +344,8 @@ def _refuse_strangers(local: Path) -> None:
     except (OSError, ValueError):
         return
     strangers = sorted(set(names) - {Reserved(local).home.name})
-    if strangers and not Reserved(local).state.exists():
+    paths = Reserved(local)
+    if strangers and not (paths.state.exists() or paths.own.exists()):
         raise OutsideRoots(
             f"{local}: holds {strangers[0]!r:.200}, which no pull wrote; choose a directory that "
             "is empty or not there, or start the server with a --local-root around this one"

@@ -15,6 +15,7 @@ from pathlib import Path
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.journal import JournalReader, Record, chunk_room
+from hotswap.stream.log_files import clear_leftovers
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import Reserved, spelled_out, write_durably
@@ -39,6 +40,8 @@ def finish(
     _write_records(paths, journal, disk, pool, tally)
     disk.sync_directory(paths.directory)
     write_durably(disk, paths.state, spelled_out(journal.outcome.state))
+    # While the journal keeps readers away: a log of the files as they were would be damage.
+    clear_leftovers(paths, disk, None)
     forget(paths, disk)
 
 

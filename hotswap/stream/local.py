@@ -25,8 +25,9 @@ from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.finish import finish, forget
 from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
 from hotswap.stream.lock import Held, exclusive
-from hotswap.stream.log import Holding, Log, holding_in, holding_of, spelled_log
+from hotswap.stream.log import LOG_FORMAT, Holding, Log, holding_in, holding_of, spelled_log
 from hotswap.stream.log_files import OpenLog, clear_leftovers
+from hotswap.stream.own_files import not_written, write_own
 from hotswap.stream.progress import Tally
 from hotswap.stream.state import (
     Reserved,
@@ -85,6 +86,8 @@ class LocalCheckpoint:
         with self._place():
             self.paths.check_own()
             before = holding_of(self.paths, own_text(self.paths))
+            if not self.paths.home.exists():
+                self.check_free()  # a directory of somebody's gets nothing, not even a lock
             self.disk.make_directory(self.paths.home)
         with exclusive(self.directory, timeout_s=timeout_s) as self._lock:
             yield None if before is None else before.digest
@@ -109,6 +112,9 @@ class LocalCheckpoint:
     def recover(self) -> bool:
         """Finish what an earlier pull began; whether there was something. Raises: OSError."""
         recovered = self._recover()
+        if self.held is None and parsed(own_text(self.paths)) is not None:
+            _log.warning("%s: its log is damaged; it will be seeded again", self.directory)
+            self.condemn()
         self._clear_log()
         return recovered
 
@@ -171,12 +177,12 @@ class LocalCheckpoint:
     def append(self, log: Log) -> None:
         """Let ``log``, whose versions are durable, count. Raises: OSError, LocalBusy."""
         self._check_lock()
-        text = spelled_log(log)
-        write_durably(self.disk, self.paths.log_marker, text)
-        self.tally.through(written=len(text))
+        self._write_marker(log)
 
     def begin_log(self) -> None:
         """Make the place for versions of a log. Raises: OSError."""
+        if not os.path.lexists(self.paths.log_marker):
+            self._mark_no_log()
         if not self.paths.log.exists():
             self.disk.make_directory(self.paths.log)
             self.disk.sync_directory(self.paths.home)
@@ -191,11 +197,14 @@ class LocalCheckpoint:
         """Raises: StreamError when weights lie there that no pull wrote."""
         if self.paths.state.exists() or not self.directory.exists():
             return
-        found = sorted(name for name in os.listdir(self.directory) if is_weight_file(name))
-        if found:
+        strangers = not_written(self.paths)
+        if strangers:
+            what = "which no pull wrote"
+            if self.paths.home.exists():
+                what += f" as it is, and {self.paths.state} is not there to say otherwise"
             raise StreamError(
-                f"{self.directory}: holds {found[0]}, which no pull wrote; remove it, or pull "
-                "into another directory"
+                f"{self.directory}: holds {strangers[0]}, {what}; remove it, or pull into another "
+                "directory"
             )
 
     def begin_incoming(self) -> Path:
@@ -220,6 +229,7 @@ class LocalCheckpoint:
         old = parsed(read_text(self.paths.state))
         there = {name for name in os.listdir(self.directory) if is_weight_file(name)}
         self._check_places(state.files, there)
+        write_own(self.paths, self.disk, state.files)
         stale = (there | set(old.files if old else ())) - set(state.files)
         journal = JournalWriter(self.disk, self.paths.journal)
         self.commit(journal, state, moves=state.files, removes=tuple(sorted(stale)))
@@ -267,8 +277,18 @@ class LocalCheckpoint:
         held = self.held
         log = None if held is None else held.log
         if log is not None and digest_of(spelled_out(state)) == log.on:
-            self.disk.unlink(self.paths.log_marker)
-            self.disk.sync_directory(self.paths.home)
+            self._mark_no_log()
+
+    def _mark_no_log(self) -> None:
+        """Say that no version counts, whichever lie there."""
+        on = digest_of(read_text(self.paths.state)) or ""
+        none = Log(format=LOG_FORMAT, on=on, checkpoint_source_dir="", versions=(), tensors={})
+        self._write_marker(none)
+
+    def _write_marker(self, log: Log) -> None:
+        text = spelled_log(log)
+        write_durably(self.disk, self.paths.log_marker, text, over_directory=True)
+        self.tally.through(written=len(text))
 
     def _check_lock(self) -> None:
         if self._lock is not None:

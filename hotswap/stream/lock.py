@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hotswap.stream.errors import LocalBusy, LocalDiskFailed, PullPending, StreamError
+from hotswap.stream.log import check_trusted
 from hotswap.stream.state import Reserved
 
 __all__ = ["Held", "exclusive", "reading"]
@@ -77,7 +78,8 @@ def reading(directory: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Keep pulls out of ``directory`` while it is read; others may read as well.
 
     A directory that no pull ever wrote needs no lock and gets none. Raises: PullPending
-    when a pull was cut short half-way; StreamError as ``exclusive``.
+    when a pull was cut short half-way, LocalDamaged when what is there is of no use until a pull
+    has made it anew; StreamError as ``exclusive``.
     """
     paths = Reserved(directory)
     if not os.path.lexists(paths.lock):
@@ -95,6 +97,7 @@ def _check_whole(paths: Reserved) -> None:
             f"{paths.directory}: a pull was cut short after it had begun to write, and the files "
             "are of two versions; pull again, which finishes it"
         )
+    check_trusted(paths.directory)
 
 
 @contextmanager

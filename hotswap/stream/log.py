@@ -7,8 +7,10 @@ Rules:
 
 * ``state.json`` is about the files alone. Who does not know of logs finds in it what it finds
   in the files, whole.
-* A log that is on another state than the one that is there does not count: whatever writes the
-  files ends it in the same step.
+* A log ends in the step that writes the files: while no journal is there, it is on the state
+  that is there. One that is not, or that nothing names, is damage, and nobody can say then what
+  the directory holds.
+* ``log.json`` is there before the first blob is, with no version at first.
 """
 
 from __future__ import annotations
@@ -25,9 +27,16 @@ import xxhash
 
 from hotswap.stream.checksums import CHECKSUMS
 from hotswap.stream.encodings import Encoding
-from hotswap.stream.errors import StreamError
+from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.layout import is_number, spelled
-from hotswap.stream.state import Reserved, State, digest_of, parsed, read_text
+from hotswap.stream.state import (
+    Reserved,
+    State,
+    digest_of,
+    is_of_another,
+    parsed,
+    read_text,
+)
 
 __all__ = [
     "LOG_FORMAT",
@@ -35,6 +44,7 @@ __all__ = [
     "Log",
     "LoggedVersion",
     "check_plain",
+    "check_trusted",
     "file_of",
     "has_log",
     "holding_of",
@@ -43,7 +53,7 @@ __all__ = [
 ]
 
 LOG_FORMAT = 1
-"""The number of this format; a log with another is none, and the next pull removes it."""
+"""The number of this format; one with another is damage to who reads it."""
 
 
 class LoggedVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +150,57 @@ def holding_of(paths: Reserved, text: bytes | None) -> Holding | None:
     if plain is None or on is None:
         return None
     log = _parsed_log(_marker_text(paths), plain, on)
-    digest = on if log is None else list(log.digests())[-1]
-    return Holding(plain=plain, log=log, digest=digest)
+    if log is None:
+        return None if _has_lost_log(paths) else Holding(plain=plain, log=None, digest=on)
+    if not log.versions:  # begun, and no version is durable yet
+        return Holding(plain=plain, log=None, digest=on)
+    return Holding(plain=plain, log=log, digest=list(log.digests())[-1])
+
+
+def check_trusted(directory: Path) -> None:
+    """Raises: LocalDamaged for a directory that pulls keep and that does not say what it holds.
+
+    A pull that failed has condemned it, or its state or log was lost: whoever read its files
+    might get those of two versions. What no pull keeps is nobody's to refuse here.
+    """
+    paths = Reserved(directory)
+    if not paths.home.is_dir():
+        return
+    try:
+        text = read_text(paths.state)
+        trusted = holding_of(paths, text) is not None or not _is_kept(paths, text)
+    except OSError:
+        trusted = False
+    if trusted:
+        return
+    what = "has no state any more"
+    if os.path.lexists(paths.state):
+        what = "was found damaged, or its state or log is"
+    raise LocalDamaged(
+        f"{directory}: {what}, and nothing says which bytes its files should be; pull it again, "
+        "which makes the copy anew"
+    )
+
+
+def _is_kept(paths: Reserved, text: bytes | None) -> bool:
+    if text is not None:
+        return not is_of_another(text)
+    if os.path.lexists(paths.state):
+        return True
+    traces = (paths.lock, paths.own, paths.log_marker, paths.log)
+    files = any(name != paths.home.name for name in os.listdir(paths.directory))
+    return files and any(map(os.path.lexists, traces))
+
+
+def _has_lost_log(paths: Reserved) -> bool:
+    """Whether there is a log of which nothing that counts says what is in it."""
+    if os.path.lexists(paths.log_marker):
+        return True
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(paths.log).st_mode)
+    except FileNotFoundError:
+        return False
+    return is_directory and bool(os.listdir(paths.log))
 
 
 def has_log(directory: Path) -> bool:
@@ -153,7 +212,9 @@ def has_log(directory: Path) -> bool:
 
 
 def check_plain(directory: Path) -> None:
-    """Raises: StreamError for a directory whose files are behind what it holds; OSError."""
+    """Raises: StreamError for a directory whose files are behind what it holds, LocalDamaged as
+    ``check_trusted``; OSError."""
+    check_trusted(directory)
     if has_log(directory):
         raise StreamError(
             f"{directory}: is a local checkpoint with versions beside its files, wanted plain "
@@ -181,7 +242,7 @@ def _parsed_log(text: bytes | None, plain: State, on: str) -> Log | None:
         log = msgspec.json.decode(text or b"", type=Log)
     except (ValueError, RecursionError):
         return None
-    sound = log.format == LOG_FORMAT and log.on == on and bool(log.versions)
+    sound = log.format == LOG_FORMAT and log.on == on
     return log if sound and _is_chain(log.versions, plain.number) else None
 
 

@@ -221,11 +221,18 @@ def write_version(
 
 
 def clear_leftovers(paths: Reserved, disk: Disk, log: Log | None) -> None:
-    """Remove whatever is in the places of a log and is not of ``log``. Raises: OSError."""
-    for marker in (paths.log_marker, unfinished(paths.log_marker)):
+    """Remove whatever is in the places of a log and is not of ``log``. Raises: OSError.
+
+    The marker goes last: versions that nothing names are damage.
+    """
+    _clear_versions(paths, disk, log)
+    for marker in (unfinished(paths.log_marker), paths.log_marker):
         if os.path.lexists(marker) and (log is None or marker != paths.log_marker):
             disk.remove(marker)
             disk.sync_directory(paths.home)
+
+
+def _clear_versions(paths: Reserved, disk: Disk, log: Log | None) -> None:
     try:
         is_directory = stat.S_ISDIR(os.lstat(paths.log).st_mode)
     except FileNotFoundError:
@@ -234,6 +241,8 @@ def clear_leftovers(paths: Reserved, disk: Disk, log: Log | None) -> None:
         disk.remove(paths.log)
         return
     named = {version.file for version in log.versions} if log is not None else set[str]()
-    for leftover in sorted(paths.log.iterdir()):
-        if leftover.name not in named:
-            disk.remove(leftover)
+    leftovers = [path for path in sorted(paths.log.iterdir()) if path.name not in named]
+    for leftover in leftovers:
+        disk.remove(leftover)
+    if leftovers:
+        disk.sync_directory(paths.log)

@@ -4,7 +4,8 @@ A superset of what slime's receiver writes (``version``). Written through a temp
 file and renamed, once everything that it speaks of is durable.
 
 Reserved in a local checkpoint: ``.weight_sync/`` with ``state.json``, ``lock``,
-``journal``, ``incoming/``, ``spare/``, ``log.json``, ``log/``, ``suspect`` and their ``*.tmp``.
+``journal``, ``incoming/``, ``spare/``, ``log.json``, ``log/``, ``files.json``, ``suspect`` and
+their ``*.tmp``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "State",
     "are_plain",
     "digest_of",
+    "is_of_another",
     "open_at_once",
     "parsed",
     "read_text",
@@ -42,6 +44,7 @@ FORMAT = 1
 
 _MAX_BYTES = 100 * 2**20
 _FORBIDDEN = frozenset("/\\\0")
+_ONLY_OURS = frozenset({"format", "files", "tensors"})
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -116,6 +119,11 @@ class Reserved:
         return self.home / "log"
 
     @property
+    def own(self) -> Path:
+        """Which files a pull put there, in case the state is lost."""
+        return self.home / "files.json"
+
+    @property
     def suspect(self) -> Path:
         """There when a reader has found damage."""
         return self.home / "suspect"
@@ -166,6 +174,15 @@ def parsed(text: bytes | None) -> State | None:
         return state if sound else None
     except (ValueError, RecursionError):
         return None
+
+
+def is_of_another(text: bytes) -> bool:
+    """Whether another receiver wrote ``text``, which says a version and nothing of its bytes."""
+    try:
+        said = msgspec.json.decode(text, type=dict[str, object])
+    except (ValueError, RecursionError):
+        return False
+    return "version" in said and _ONLY_OURS.isdisjoint(said)
 
 
 def are_plain(names: Iterable[str]) -> bool:
