@@ -12,13 +12,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from hotswap.stream.ahead import put_state
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.journal import JournalReader, Record, chunk_room
 from hotswap.stream.log_files import clear_leftovers
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
-from hotswap.stream.state import Reserved, spelled_out, write_durably
+from hotswap.stream.state import Reserved
 from hotswap.stream.strangers import empty, make_own
 
 __all__ = ["finish", "forget"]
@@ -39,7 +40,7 @@ def finish(
     _place_files(paths, journal, disk)
     _write_records(paths, journal, disk, pool, tally)
     disk.sync_directory(paths.directory)
-    write_durably(disk, paths.state, spelled_out(journal.outcome.state))
+    put_state(disk, paths.state, journal.outcome.state)
     # While the journal keeps readers away: a log of the files as they were would be damage.
     clear_leftovers(paths, disk, None)
     forget(paths, disk)

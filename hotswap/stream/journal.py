@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -26,6 +27,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from hotswap.stream.ahead import STATE, written_ahead
 from hotswap.stream.disk import Disk
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.errors import LocalDamaged
@@ -117,12 +119,19 @@ class JournalWriter:
         return file >= 0
 
     def commit(self, outcome: Outcome) -> None:
-        """Make the journal durable and give it its name. Raises: OSError."""
-        text = msgspec.json.encode(outcome)
-        self._disk.write(self._fd, 0, memoryview(_MAGIC))
-        end = _END.pack(len(text), xxhash.xxh3_64_intdigest(text), _END_MAGIC)
-        self._append(memoryview(text + end))
-        self._disk.sync(self._fd)
+        """Make the journal durable and give it its name. Raises: OSError.
+
+        The state that it ends with is written first, and goes again when that fails.
+        """
+        place = self._path.with_name(STATE)
+        ahead = written_ahead(self._disk, place, outcome.state)
+        try:
+            self._make_durable(outcome)
+        except BaseException:
+            if ahead:
+                with suppress(OSError):
+                    self._disk.unlink(unfinished(place))
+            raise
         self._disk.rename(self._unfinished, self._path)
         self._disk.sync_directory(self._path.parent)
 
@@ -132,6 +141,13 @@ class JournalWriter:
         if fd >= 0:
             self._disk.close(fd)
             self._disk.unlink(self._unfinished)
+
+    def _make_durable(self, outcome: Outcome) -> None:
+        text = msgspec.json.encode(outcome)
+        self._disk.write(self._fd, 0, memoryview(_MAGIC))
+        end = _END.pack(len(text), xxhash.xxh3_64_intdigest(text), _END_MAGIC)
+        self._append(memoryview(text + end))
+        self._disk.sync(self._fd)
 
     def _record(self, kind: int, file: int, offset: int, span: int, record: Bytes) -> None:
         """Fill in the head, before the payload that is there already, and write both."""

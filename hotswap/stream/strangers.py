@@ -40,7 +40,11 @@ def clear_unfinished(paths: Reserved, disk: Disk) -> None:
     if os.path.lexists(unfinished(paths.journal)):
         disk.remove(unfinished(paths.journal))
     state = unfinished(paths.state)
-    if _is_other(state, stat.S_ISREG) or (os.path.lexists(state) and state.lstat().st_nlink != 1):
+    if not os.path.lexists(state):
+        return
+    # Written for a journal that never counted. Without a state it says that there was one.
+    is_left = os.path.lexists(paths.state) and not paths.is_pending
+    if is_left or _is_other(state, stat.S_ISREG) or state.lstat().st_nlink != 1:
         disk.remove(state)
 
 
