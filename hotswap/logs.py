@@ -12,7 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import TypeAlias
 
+from hotswap.foreign import trace_of
 from hotswap.redacted import without_passwords
 
 __all__ = [
@@ -46,7 +49,20 @@ def one_line(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class TextLines(logging.Formatter):
+ExcInfo: TypeAlias = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
+
+
+class _Careful(logging.Formatter):
+    """Shows exceptions of plug-ins, whose every attribute may raise, ``SystemExit`` too."""
+
+    def formatException(self, ei: ExcInfo) -> str:
+        """The traceback of ``ei``. Never raises."""
+        return super().formatException(ei) if ei[1] is None else trace_of(ei[1])
+
+
+class TextLines(_Careful):
     """Lines for people; a message is one line, and an exception takes several."""
 
     def __init__(self) -> None:
@@ -61,7 +77,7 @@ class TextLines(logging.Formatter):
         return without_passwords(super().format(record))
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_Careful):
     """One JSON object a line: ``time``, ``level``, ``logger``, ``message``, and fields.
 
     Fields are those of ``extra``, and what ``context`` says at that moment; an exception

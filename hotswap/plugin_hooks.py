@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,9 +11,10 @@ from functools import partial
 import anyio
 
 from hotswap.errors import HotswapError, UpdateRejected
-from hotswap.foreign import is_ours, said
+from hotswap.foreign import contained, said
 from hotswap.hookspecs import TIMEOUTS_S
 from hotswap.state import Change
+from hotswap.uninterrupted import uninterrupted
 
 __all__ = ["ChangedHook", "PostWriteHook", "PreReadHook", "with_options"]
 
@@ -81,17 +83,44 @@ class ChangedHook:
 
 
 async def _bounded(call: Callable[[], Awaitable[None]], what: str, timeout_s: float) -> None:
-    with anyio.move_on_after(timeout_s) as limit:
-        try:
-            await call()
-        except HotswapError:
-            raise
-        except BaseException as error:
-            # sys.exit() of a plug-in would end the server.
-            if is_ours(error):
-                raise
-            raise UpdateRejected(f"{what} failed: {said(error)}") from error
+    limit = anyio.CancelScope(deadline=anyio.current_time() + timeout_s)
+    try:
+        await _in_own_task(call, limit)
+    except HotswapError:
+        raise
+    except Exception as error:
+        raise UpdateRejected(f"{what} failed: {said(error)}") from error
     if limit.cancelled_caught:
         raise UpdateRejected(
             f"{what} took longer than {timeout_s:g} s; see what it waits for, then try again"
         )
+
+
+async def _in_own_task(call: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+    """``await call()`` in ``scope``, where it can neither cancel the task that waits for it, nor
+    close its coroutines: a task that ends with a GeneratorExit does that to whoever awaits it.
+
+    Raises: what it raises; a RuntimeError in the place of what is no Exception.
+    """
+
+    async def run() -> None:
+        # sys.exit() of a plug-in would end the server.
+        with scope, contained():
+            await call()
+
+    task = asyncio.get_running_loop().create_task(run())
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        scope.cancel()
+        await uninterrupted(_over(task))
+        raise
+    if task.cancelled():
+        raise RuntimeError("it cancelled the task that it runs in")
+    task.result()
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+    # Asked for, so that asyncio does not say that nobody did.
+    _ = task.cancelled() or task.exception()

@@ -163,7 +163,9 @@ class Transaction:
         else:
             try:
                 await self._write_direct(bucket)
-            except UpdateRejected as error:
+            except UpdateFailed:
+                raise
+            except Exception as error:
                 if not self._touched:
                     raise
                 raise self._failed(error) from error
@@ -207,7 +209,7 @@ class Transaction:
         )
 
     async def _stage(self, bucket: Bucket) -> None:
-        wanted = self._delivery.accept(bucket)
+        wanted = self._accept(bucket)
         try:
             if self._resident:
                 self._held.extend(wanted)
@@ -223,8 +225,13 @@ class Transaction:
             self.abort()
             raise
 
+    def _accept(self, bucket: Bucket) -> list[tuple[str, Payload]]:
+        """Check and enter it: that runs whatever its payloads do when they are looked at."""
+        with contained("a payload") if self._touched else _source_faults():
+            return self._delivery.accept(bucket)
+
     async def _write_direct(self, bucket: Bucket) -> None:
-        self._held.extend(self._delivery.accept(bucket))
+        self._held.extend(self._accept(bucket))
         if self._delivery.awaits_ties:
             return
         if not self._ties_checked:

@@ -5,6 +5,7 @@ Rules:
 * Whatever touches the model, its KV or its weights runs here, one thing at a time.
 * Commands run in the order in which they were posted, never during a forward pass.
 * Whoever posts gets an answer, also when the thread ends first.
+* A command that ends in any way has failed, and the thread goes on: it may run a plug-in's code.
 * The thread keeps no process alive: one that nobody closed is closed at exit.
 """
 
@@ -22,6 +23,8 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import anyio
+
+from hotswap.foreign import on_a_thread
 
 __all__ = ["EngineLoop", "Steps"]
 
@@ -118,7 +121,7 @@ class EngineLoop:
 
         Cancelled before ``work`` has begun: it never begins. After that: returns
         to the caller once it has ended. Raises: what ``work`` raises, RuntimeError
-        when the thread ends first.
+        in the place of what is no Exception, and when the thread ends first.
         """
         future = self.post(work)
         try:
@@ -172,12 +175,9 @@ def _answer(future: Future[_T], work: Callable[[], _T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        result = work()
+        result = on_a_thread(work)
     except Exception as error:
         future.set_exception(error)
-    except BaseException as error:
-        future.set_exception(RuntimeError(f"the engine's thread died of {error!r}"))
-        raise
     else:
         future.set_result(result)
 

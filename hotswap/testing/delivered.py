@@ -39,8 +39,9 @@ def dense(payload: Payload) -> torch.Tensor:
     """A copy of its own of what ``payload`` delivers."""
     if isinstance(payload, torch.Tensor):
         return payload.detach().clone()
-    out = torch.empty(payload.spec.shape, dtype=payload.spec.dtype)
-    payload.read_into(out)
+    # Zeros, and through a view: what is not filled shows, also where its place was taken.
+    out = torch.zeros(payload.spec.shape, dtype=payload.spec.dtype)
+    payload.read_into(out.view(payload.spec.shape))
     return out
 
 

@@ -7,11 +7,13 @@ Rules:
 * Jobs never enter torch's own thread pool: each thread that does grows a pool of
   its own, and they would fight with the forward passes that still run.
 * Casts go through ``copy_``, so that they round as ``Tensor.to`` does.
+* A payload fills the memory that it is given: one that makes ``out`` other memory has failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -94,6 +96,30 @@ def equal_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def _read_into(payload: Readable, out: torch.Tensor) -> None:
+    with _staying(out):
+        payload.read_into(out)
+
+
+@contextmanager
+def _staying(out: torch.Tensor) -> Iterator[None]:
+    """Around a read into ``out``. Raises: ValueError when ``out`` is not the memory it was.
+
+    What was to be filled is then unfilled, and ``out`` itself tells nobody.
+    """
+    before = _place(out)
+    yield
+    if (now := _place(out)) != before:
+        raise ValueError(
+            f"its read put other memory in the place of the one it was given (address, shape, "
+            f"strides and dtype were {before}, now {now}); fill out in place, as out.copy_() does"
+        )
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
 def _bytes(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     array: np.ndarray[tuple[int], np.dtype[np.uint8]] = _flat(tensor).view(torch.uint8).numpy()
     return array
@@ -150,9 +176,14 @@ def copy_quietly(out: torch.Tensor, source: torch.Tensor) -> None:
 
 def _piece_jobs(out: torch.Tensor, payload: PieceReadable) -> list[Job]:
     as_is = out.device.type == "cpu" and out.dtype == payload.spec.dtype
-    read = payload.read_piece if as_is else partial(_read_through, payload)
+    read = partial(_read_piece if as_is else _read_through, payload)
     length = PIECE_BYTES // payload.spec.dtype.itemsize
     return [partial(read, out[at : at + length], at) for at in range(0, out.numel(), length)]
+
+
+def _read_piece(payload: PieceReadable, out: torch.Tensor, start: int) -> None:
+    with _staying(out):
+        payload.read_piece(out, start)
 
 
 def _read_through(payload: PieceReadable, out: torch.Tensor, start: int) -> None:
@@ -166,7 +197,7 @@ def _read_through(payload: PieceReadable, out: torch.Tensor, start: int) -> None
     for at in range(0, out.numel(), length):
         to = out[at : at + length]
         come = scratch[: to.numel()]
-        payload.read_piece(come, start + at)
+        _read_piece(payload, come, start + at)
         copy_quietly(to, come)
 
 
@@ -174,10 +205,10 @@ def _read_whole(out: torch.Tensor, payload: Readable, part: tuple[slice, ...]) -
     spec = payload.spec
     as_is = out.dtype == spec.dtype and out.is_contiguous() and not part
     if as_is and out.device.type == "cpu":
-        payload.read_into(_flat(out).view(spec.shape))
+        _read_into(payload, _flat(out).view(spec.shape))
         return
     with Memory(spec.size_bytes) as memory:
         scratch = memory.tensor(0, TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape))
-        payload.read_into(scratch)
+        _read_into(payload, scratch)
         copy_quietly(out, scratch[part])
         del scratch

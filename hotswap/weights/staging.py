@@ -126,7 +126,8 @@ async def run_jobs(jobs: Iterable[Job]) -> None:
     errors += [error for one in running if (error := one.exception()) is not None]
     if not errors:
         return
-    if isinstance(errors[0], Exception):
+    # Of its type: isinstance() would run a ``__class__`` of its own.
+    if issubclass(type(errors[0]), Exception):
         raise errors[0]
     raise RuntimeError(f"a payload ended its reading with {said(errors[0])}") from errors[0]
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
-from hotswap.foreign import contained, is_ours, one_line, reason_of, said, sendable, shown, words_of
+from hotswap.foreign import (
+    class_name,
+    contained,
+    is_ours,
+    on_a_thread,
+    one_line,
+    reason_of,
+    said,
+    sendable,
+    shown,
+    trace_of,
+    words_of,
+)
 from hotswap.testing.endings import ENDINGS, StopEverything
 
 
@@ -157,3 +170,73 @@ def test_things_are_shown_whatever_they_do() -> None:
     assert shown("\ud800") == "'\\ud800'"
     assert shown(Unseen()) == "a Unseen (which cannot be shown)"
     assert sendable("s3://me:pw@b \udcff") == "s3://me:pw@b \\udcff"
+
+
+def read(self: object) -> object:
+    raise SystemExit(5)
+
+
+def raising(attribute: str) -> Exception:
+    """One that raises when ``attribute`` of it is read."""
+
+    kind: type[Exception] = type("Hostile", (ValueError,), {attribute: property(read)})
+    return kind("mine")
+
+
+HOSTILE = ("__class__", "__traceback__", "__cause__", "__context__", "__notes__")
+
+
+@pytest.mark.parametrize("attribute", HOSTILE)
+async def test_what_cannot_be_looked_at_is_not_passed_on(attribute: str) -> None:
+    def fail() -> None:
+        raise raising(attribute)
+
+    says = "a hook ended with Hostile: mine"
+    with pytest.raises(RuntimeError, match=says) as caught, contained("a hook"):
+        fail()
+    assert caught.value.__cause__ is None
+    with pytest.raises(RuntimeError, match="it ended with Hostile: mine") as caught:
+        on_a_thread(fail)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@pytest.mark.parametrize("attribute", HOSTILE)
+def test_its_traceback_can_be_shown_all_the_same(attribute: str) -> None:
+    def fail_deep_down() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            raise raising(attribute) from first
+
+    try:
+        try:
+            fail_deep_down()
+        except ValueError:
+            raise LookupError("last") from None
+    except LookupError as error:
+        last = error
+    last.__suppress_context__ = False
+    text = trace_of(last)
+    assert text.index("first") < text.index("Hostile: mine") < text.index("LookupError: last")
+    assert "in fail_deep_down" in text
+
+
+def test_a_traceback_is_as_python_writes_it() -> None:
+    group = ExceptionGroup("both", [ValueError("a"), KeyError("b")])
+    group.add_note("of the two")
+    with pytest.raises(ExceptionGroup) as caught:
+        raise group
+    assert trace_of(caught.value) + "\n" == "".join(traceback.format_exception(group))
+    assert "in test_a_traceback_is_as_python_writes_it" in trace_of(group)
+
+
+def test_the_name_of_a_class_is_pythons() -> None:
+    odd = type("OddName", (type,), {"__name__": property(read)})
+    assert said(odd("Odd", (ValueError,), {})("x")) == "Odd: x"
+    assert class_name(7) == "int"
+
+
+def test_a_stop_iteration_leaves_no_thread() -> None:
+    """No future can carry it."""
+    with pytest.raises(RuntimeError, match="it ended with StopIteration"):
+        on_a_thread(next, iter(()))

@@ -172,3 +172,23 @@ def test_what_writes_headers_writes_none(level: str, least: int) -> None:
         configure_logs(level=level, style="text")
 
         assert logging.getLogger("hpack.hpack").getEffectiveLevel() == least
+
+
+@pytest.mark.parametrize("style", [TextLines, JsonLines])
+def test_an_exception_that_cannot_be_looked_at_is_logged(style: type[logging.Formatter]) -> None:
+    """Whatever its attributes raise: nothing leaves the formatter."""
+
+    def read(self: object) -> object:
+        raise SystemExit(4)
+
+    for attribute in ("__class__", "__traceback__", "__cause__", "__context__", "__notes__"):
+        hostile = type("Hostile", (Exception,), {attribute: property(read)})
+        try:
+            raise hostile("mine")
+        except Exception:
+            told = record("failed")
+            told.exc_info = sys.exc_info()
+        text = style().format(told)
+        assert "failed" in text
+        assert "Hostile: mine" in text
+        assert "raise hostile" in text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,8 @@ import pytest
 from hotswap.errors import UpdateRejected
 from hotswap.plugin_hooks import PreReadHook, with_options
 from hotswap.pre_read import operator_hook, pull_pre_read
+from hotswap.testing.endings import ENDINGS
+from hotswap.testing.rig import make_rig, update_from
 from hotswap.uninterrupted import on_worker_thread
 
 MODULE = "operators_module_under_test"
@@ -183,3 +186,85 @@ async def test_options_reach_the_hooks_of_plug_ins_alone() -> None:
     for hook in with_options([of_a_plugin, plain], {"wait-s": 2.0}):
         await hook("/s", None)
     assert seen == [("/s", None, {"wait-s": 2.0}), ("/s", None)]
+
+
+async def _child_ends(ending: BaseException) -> None:
+    async def child() -> None:
+        raise ending
+
+    await asyncio.get_running_loop().create_task(child())
+
+
+async def _cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: _child_ends(GeneratorExit("closed")), "GeneratorExit"),
+        (lambda: _child_ends(asyncio.CancelledError("mine")), "CancelledError"),
+        (lambda: _child_ends(ENDINGS["StopEverything"]()), "StopEverything: enough"),
+        (_cancels_itself, "it cancelled the task that it runs in"),
+    ],
+    ids=["closed", "cancelled child", "own exception", "itself"],
+)
+async def test_a_hook_whose_tasks_end_oddly_rejects_the_update(
+    act: Callable[[], Awaitable[None]], says: str
+) -> None:
+    async def call(source: str, version: str | None) -> None:
+        await act()
+
+    rig = make_rig(pre_read=[PreReadHook(name="toy", call=call)])
+    async with rig.controller as controller:
+        with pytest.raises(UpdateRejected, match=f"toy: pre-read hook failed: .*{says}"):
+            await controller.update(update_from("B"))
+        assert controller.counters.updates["fake", "rejected"] == 1
+        assert rig.engine.values() == {0.0}
+
+
+@pytest.mark.parametrize("way", ["scope", "task"])
+async def test_who_waits_for_a_hook_may_still_be_cancelled(way: str) -> None:
+    """The hook is too, and has ended, with all that it does in the end, when its caller goes."""
+    begun, seen = anyio.Event(), list[str]()
+
+    async def call(source: str, version: str | None) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                seen.append("given back")
+
+    hook = PreReadHook(name="toy", call=call)
+    with anyio.CancelScope() as scope:
+        task = asyncio.get_running_loop().create_task(hook("/s", None))
+        await begun.wait()
+        if way == "task":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            scope.cancel()
+            await task
+    assert task.cancelled()
+    assert scope.cancelled_caught is (way == "scope")
+    assert seen == ["given back"]
+
+
+async def test_a_hook_that_takes_too_long_is_rejected_once_it_has_ended() -> None:
+    seen = list[str]()
+
+    async def call(source: str, version: str | None) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            seen.append("ended")
+
+    with pytest.raises(UpdateRejected, match="took longer than 0 s"):
+        await PreReadHook(name="toy", call=call, timeout_s=0)("/s", None)
+    assert seen == ["ended"]

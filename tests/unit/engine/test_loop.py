@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import anyio
@@ -16,6 +16,7 @@ import pytest
 
 from hotswap.engine import EmbeddedEngine
 from hotswap.engine.loop import EngineLoop
+from hotswap.testing.endings import ENDINGS
 from hotswap.types import InFlightCounts, PauseMode
 from tests.unit.engine.conftest import Make
 from tests.unit.engine.driving import Turnstile, chunks_of, generate, submit, tokens_of
@@ -29,12 +30,14 @@ class Counting:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.left = 0
+        self.at_step: Callable[[], None] = lambda: None
 
     @property
     def has_work(self) -> bool:
         return self.left > 0
 
     def step(self) -> None:
+        self.at_step()
         self.left -= 1
         self.calls.append("step")
 
@@ -158,20 +161,42 @@ async def test_closed_without_a_start_everybody_gets_an_answer(steps: Counting) 
         future.result(0)
 
 
+@pytest.mark.parametrize("ending", [*ENDINGS, "StopIteration"])
+async def test_a_command_that_ends_in_any_way_has_failed_and_the_thread_goes_on(
+    steps: Counting, ending: str
+) -> None:
+    def end() -> None:
+        raise ENDINGS.get(ending, StopIteration)()
+
+    loop = EngineLoop(steps)
+    loop.start()
+    try:
+        with pytest.raises(RuntimeError, match=f"it ended with {ending}") as caught:
+            await loop.call(end)
+        assert type(caught.value.__cause__).__name__ == ending
+        assert await loop.call(lambda: 7) == 7
+        assert loop.alive
+    finally:
+        loop.close()
+
+
 async def test_a_thread_that_dies_tells_everybody(
     steps: Counting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = EngineLoop(steps)
-
     def die() -> None:
         raise SystemExit("on purpose")
 
-    dying, after = loop.post(die), loop.post(lambda: None)
+    begun, steps.left, steps.at_step = Stopped(), 1, die
+    loop = EngineLoop(steps)
+    before = loop.post(begun)
     with caplog.at_level(logging.CRITICAL):
         loop.start()
-        for future in (dying, after):
-            with pytest.raises(RuntimeError, match="thread"):
-                future.result(30)
+        assert begun.begun.wait(30)
+        after = loop.post(lambda: None)
+        begun.may_end.set()
+        assert before.result(30) == "done"
+        with pytest.raises(RuntimeError, match="thread"):
+            after.result(30)
         loop.close()
     assert "the engine's thread died" in caplog.text
     assert "SystemExit" in steps.calls[-2]

@@ -135,6 +135,23 @@ class FlipsABit(OtherPayload):
         return tensor
 
 
+class Repoints(FilePayload):
+    def read_into(self, out: torch.Tensor) -> None:
+        other = torch.empty_like(out)
+        super().read_into(other)
+        out.data = other
+
+
+@broken_stage(
+    "other memory comes in the place of what was to be filled",
+    "test_the_bytes_are_those_of_the_source",
+    says=r"layers\.1\.float32 \[2, 3\] float32 at byte \d+ of 24: 0x00",
+)
+class PutsOtherMemoryThere(FileStage):
+    def payload(self, spec: TensorSpec) -> Payload:
+        return Repoints(spec, self.fds[spec.name]) if spec.name == VICTIM else super().payload(spec)
+
+
 @broken_stage(
     "integers go through floats",
     "test_the_bytes_are_those_of_the_source",

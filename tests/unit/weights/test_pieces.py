@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -148,3 +148,46 @@ def _kernel_threads() -> int:
 )
 def test_equality_is_of_bits(one: torch.Tensor, other: torch.Tensor, same: bool) -> None:
     assert equal_bytes(one, other) is same
+
+
+class Repoints(HeldTensor):
+    """Makes what it is to fill another tensor."""
+
+    def __init__(self, tensor: torch.Tensor, how: Callable[[torch.Tensor], object]) -> None:
+        super().__init__("w", tensor)
+        self.how = how
+
+    def _fill(self, out: torch.Tensor, start: int) -> None:
+        super()._fill(out, start)
+        self.how(out)
+
+    def read_into(self, out: torch.Tensor) -> None:
+        self.how(out)
+
+
+class RepointsPieces(Repoints, HeldPieces):
+    """In pieces."""
+
+
+def other_data(out: torch.Tensor) -> None:
+    out.data = torch.zeros_like(out)
+
+
+@pytest.mark.parametrize("live", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [Repoints, RepointsPieces])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda out: out.set_(torch.zeros_like(out)),
+        lambda out: out.resize_(1),
+        lambda out: out.unsqueeze_(0),
+        other_data,
+    ],
+    ids=["set_", "resize_", "unsqueeze_", "data"],
+)
+def test_a_read_that_makes_out_other_memory_has_failed(
+    how: Callable[[torch.Tensor], object], kind: type[Repoints], live: torch.dtype
+) -> None:
+    """What was to be filled is unfilled, and ``out`` tells nobody."""
+    with pytest.raises(ValueError, match=r"put other memory in the place of .*fill out in place"):
+        fill(torch.empty(3, 5, dtype=live), kind(torch.ones(3, 5), how))
