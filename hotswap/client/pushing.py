@@ -15,8 +15,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
+from hotswap.client.doubt import Aim, judge_refusal, look_before, reason_of
 from hotswap.client.effects import Content, NoReply, Reply, Send, Steps, send, sleep
-from hotswap.client.errors import NoAnswer, OutcomeUnknown
+from hotswap.client.errors import NoAnswer
+from hotswap.client.replies import is_signed
 from hotswap.client.session import (
     Budget,
     ServerKind,
@@ -25,10 +27,10 @@ from hotswap.client.session import (
     is_busy,
     tell_of_retry,
 )
-from hotswap.client.shown import UpdateResult
-from hotswap.client.updating import check_labels, default_mode, outcome, reason_of
+from hotswap.client.shown import ServerState, UpdateResult
+from hotswap.client.updating import check_labels, default_mode, is_same_label, outcome
 from hotswap.closing import Closing
-from hotswap.errors import HotswapError, UpdateRejected
+from hotswap.errors import UpdateRejected
 
 if TYPE_CHECKING:
     from hotswap.push import SharedTensors
@@ -167,31 +169,60 @@ def push(
             f"{doing} was not sent: SGLang's servers have no {_PATH}; send a payload of "
             "hotswap.wire to /update_weights_from_tensor"
         )
-    doubt: OutcomeUnknown | None = None
+    before = yield from look_before(session, budget=budget)
+    aim = Aim(
+        doing=doing,
+        source=payload.source,
+        before=before,
+        is_done=lambda now: _is_done(wanted, before, now),
+    )
+    doubt: NoReply | None = None
     for attempt in range(1, wanted.attempts + 1):
-        found = yield from _tried(session, payload, wanted, doing=doing, budget=budget)
-        if isinstance(found, UpdateResult):
-            return found
-        if not isinstance(found, NoReply):
+        reply = yield from _tried(session, payload, wanted, budget=budget)
+        if isinstance(reply, NoReply):
+            doubt = doubt or (reply if reply.sent else None)
+            why = str(reply)
+        else:
+            found = outcome(reply, source=doing, version=wanted.version, doing=doing)
+            if isinstance(found, UpdateResult):
+                return found
             if not is_busy(found):
-                raise found
-        elif found.sent:
-            doubt = session.unknown(doing, f"{found}, sent {attempt} times")
-        why = reason_of(found, doing=doing)
+                signed = is_signed(reply)
+                return (
+                    yield from judge_refusal(
+                        session, aim, found, signed=signed, doubt=doubt, budget=budget
+                    )
+                )
+            why = reason_of(found, doing=doing)
         pause_s = budget.pause_s(_POLL_S)
         if pause_s is None or attempt == wanted.attempts:
             break
         tell_of_retry(f"{doing}: {why}", budget)
         yield from sleep(pause_s)
-    raise doubt or NoAnswer(
-        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look "
-        "at the state of the server, and push again"
-    )
+    if doubt is None:
+        raise NoAnswer(
+            f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look "
+            "at the state of the server, and push again"
+        )
+    lost = session.unknown(doing, f"{doubt}, sent {attempt} times")
+    return (yield from judge_refusal(session, aim, lost, signed=False, doubt=doubt, budget=budget))
+
+
+def _is_done(wanted: PushRequest, before: ServerState | None, now: ServerState) -> bool:
+    """Whether it is live: by its labels, since nobody else's push need have had others."""
+    told = wanted.version is not None or wanted.token_step is not None
+    if wanted.update_id is not None or not told:
+        return False
+    was, epoch = None if before is None else before.weight_epoch, now.weight_epoch
+    if was is None or epoch is None or epoch <= was:
+        return False
+    named = wanted.version is None or is_same_label(now.weight_version, wanted.version)
+    return named and wanted.token_step in (None, now.token_step)
 
 
 def _tried(
-    session: Session, payload: PushPayload, wanted: PushRequest, *, doing: str, budget: Budget
-) -> Steps[UpdateResult | HotswapError | NoReply]:
+    session: Session, payload: PushPayload, wanted: PushRequest, *, budget: Budget
+) -> Steps[Reply | NoReply]:
     """What came of sending it once. Raises: RequestRefused for what HTTP does not allow."""
     path, content = payload.content(wanted.labels(fenced=bool(session.fences)))
     try:
@@ -203,8 +234,8 @@ def _tried(
     if _is_unseen(reply) and payload.shared is not None and not payload.must_share:
         # Another container, or another machine behind a tunnel.
         payload.give_up_sharing()
-        return (yield from _tried(session, payload, wanted, doing=doing, budget=budget))
-    return outcome(reply, source=doing, version=wanted.version, doing=doing)
+        return (yield from _tried(session, payload, wanted, budget=budget))
+    return reply
 
 
 def _sent(session: Session, path: str, content: Content, budget: Budget) -> Steps[Reply]:

@@ -29,6 +29,7 @@ __all__ = [
     "fields_of",
     "is_of_proxy",
     "is_redirect",
+    "is_signed",
     "is_success",
     "message_of",
     "no_page",
@@ -200,6 +201,11 @@ def tells_of_failure(reply: Reply) -> bool:
     error = body.get("error")
     in_envelope = isinstance(error, dict) and "code" in error
     return _HEADER in reply.headers or in_envelope or body.get("success") is False
+
+
+def is_signed(reply: Reply) -> bool:
+    """Whether it has the envelope of a server of hotswap's or SGLang's, in either dialect."""
+    return tells_of_failure(reply) or body_of(reply).get("object") == "error"
 
 
 def _told(reply: Reply, *, doing: str) -> str:

@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotswap.client.commands import check_flushes, flush, state
+from hotswap.client.doubt import Aim, judge_refusal, look_until_over, reason_of, torn
 from hotswap.client.effects import NoReply, Reply, Steps, sleep
 from hotswap.client.errors import NoAnswer, OutcomeUnknown, ReplyMalformed
 from hotswap.client.fields import Fields
-from hotswap.client.replies import body_of, tells_of_failure, update_error
+from hotswap.client.replies import body_of, is_signed, tells_of_failure, update_error
 from hotswap.client.session import Budget, ServerKind, Session, is_busy, tell_of_retry
 from hotswap.client.shown import ServerState, UpdateResult, push_coverage
-from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected, UpdateRolledBack
+from hotswap.errors import HotswapError, UpdateRejected, UpdateRolledBack
 
 __all__ = [
     "UpdateRequest",
     "check_labels",
     "default_mode",
+    "is_same_label",
     "kind_for",
     "outcome",
-    "reason_of",
     "update",
 ]
 
@@ -116,36 +117,60 @@ def update(session: Session, wanted: UpdateRequest, *, budget: Budget) -> Steps[
         yield from flush(
             session, times=wanted.flush_times, every_s=wanted.flush_every_s, budget=budget
         )
-    body, doing = _body(session, kind, wanted), _doing(session, wanted)
-    doubt: OutcomeUnknown | None = None
+    body, aim = _body(session, kind, wanted), _aim(session, wanted, before)
+    doubt: NoReply | None = None
+    unknown: OutcomeUnknown | None = None
     for attempt in range(1, wanted.attempts + 1):
-        found = yield from _attempt(session, wanted, body, before, budget)
+        found = yield from _attempt(session, wanted, body, aim, doubt, budget)
         if isinstance(found, UpdateResult):
             return found
         if isinstance(found, OutcomeUnknown):
-            doubt = doubt or found
-        why = reason_of(found, doing=doing)
+            unknown = unknown or found
+        lost = found.__cause__ if isinstance(found, OutcomeUnknown) else found
+        if isinstance(lost, NoReply) and lost.sent:
+            doubt = doubt or lost
+        why = reason_of(found, doing=aim.doing)
         pause_s = budget.pause_s(_POLL_S)
         if pause_s is None or attempt == wanted.attempts:
             break
-        tell_of_retry(f"{doing}: sent {attempt} times and not done: {why}", budget)
+        tell_of_retry(f"{aim.doing}: sent {attempt} times and not done: {why}", budget)
         yield from sleep(pause_s)
-    raise doubt or NoAnswer(
-        f"{doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look at "
-        "the state of the server, and send the update again"
+    if unknown is not None:
+        raise unknown
+    given_up = NoAnswer(
+        f"{aim.doing}: sent {attempt} times within {budget.seconds:g} s, and not done: {why}; look "
+        "at the state of the server, and send the update again"
+    )
+    if isinstance(found, NoReply) and found.sent:
+        # The state was looked at since, and shows that it was not done.
+        raise given_up
+    return (
+        yield from judge_refusal(session, aim, given_up, signed=True, doubt=doubt, budget=budget)
     )
 
 
-def reason_of(error: Exception, *, doing: str) -> str:
-    """What ``error`` says, without the ``doing`` that it may begin with already."""
-    return str(error).removeprefix(f"{doing}: ")
+def _aim(session: Session, wanted: UpdateRequest, before: ServerState) -> Aim:
+    shown, path = before.weight_version, before.model_path
+    renames = (
+        wanted.version is not None
+        and shown is not None
+        and not is_same_label(shown, wanted.version)
+    )
+    return Aim(
+        doing=_doing(session, wanted),
+        source=wanted.source,
+        before=before,
+        is_done=lambda now: _is_done(wanted, before, now),
+        leaves_trace=renames or (path is not None and path != wanted.source),
+    )
 
 
 def _attempt(
     session: Session,
     wanted: UpdateRequest,
     body: Mapping[str, object],
-    before: ServerState,
+    aim: Aim,
+    doubt: NoReply | None,
     budget: Budget,
 ) -> Steps[UpdateResult | Exception]:
     """The result, or why it was not done. What is unknown may be sent again as well."""
@@ -156,18 +181,18 @@ def _attempt(
             raise session.not_sent(_PATH, error) from error
         if not error.sent:
             return error
-        return (yield from _found_out(session, wanted, before, budget, error))
-    found = outcome(
-        reply, source=wanted.source, version=wanted.version, doing=_doing(session, wanted)
-    )
-    if isinstance(found, UpdateResult):
-        return found
-    if is_busy(found):
+        return (yield from _found_out(session, aim, budget, error))
+    found = outcome(reply, source=wanted.source, version=wanted.version, doing=aim.doing)
+    if isinstance(found, UpdateResult) or is_busy(found):
         return found
     if isinstance(found, OutcomeUnknown):
         told = tells_of_failure(reply)
-        return (yield from _found_out(session, wanted, before, budget, found, told=told))
-    raise found
+        return (yield from _found_out(session, aim, budget, found, told=told))
+    return (
+        yield from judge_refusal(
+            session, aim, found, signed=is_signed(reply), doubt=doubt, budget=budget
+        )
+    )
 
 
 def _body(session: Session, kind: ServerKind, wanted: UpdateRequest) -> dict[str, object]:
@@ -188,57 +213,25 @@ def _body(session: Session, kind: ServerKind, wanted: UpdateRequest) -> dict[str
 
 
 def _found_out(
-    session: Session,
-    wanted: UpdateRequest,
-    before: ServerState,
-    budget: Budget,
-    cause: Exception,
-    *,
-    told: bool = False,
+    session: Session, aim: Aim, budget: Budget, cause: Exception, *, told: bool = False
 ) -> Steps[UpdateResult | Exception]:
     """What became of an update, by the state of the server once it is over.
 
     ``told`` says that the server itself has told of a failure.
     Raises: UpdateRolledBack, UpdateFailed, OutcomeUnknown.
     """
-    while True:
-        try:
-            now = yield from state(session, budget=budget)
-        except HotswapError as error:
-            raise session.unknown(_doing(session, wanted), f"{cause}; then {error}") from cause
-        if not any(running.source == wanted.source for running in now.updates):
-            return _judged(session, wanted, before, now, cause, told=told)
-        pause_s = budget.pause_s(_POLL_S)
-        if pause_s is None:
-            raise session.unknown(_doing(session, wanted), f"{cause}; it still runs") from cause
-        yield from sleep(pause_s)
-
-
-def _judged(
-    session: Session,
-    wanted: UpdateRequest,
-    before: ServerState,
-    now: ServerState,
-    cause: Exception,
-    *,
-    told: bool,
-) -> UpdateResult | Exception:
+    now = yield from look_until_over(session, aim, cause, budget=budget)
     if now.weights == "torn":
-        raise UpdateFailed(
-            f"{_doing(session, wanted)}: {cause}; the weights of the server are torn and it "
-            "generates nothing: send a full update"
-        ) from cause
-    if _is_done(wanted, before, now):
-        return UpdateResult(
-            source=wanted.source,
-            weight_version=now.weight_version,
-            weight_epoch=now.weight_epoch,
-            confirmed_by="state",
-        )
+        raise torn(aim, cause) from cause
+    if aim.is_done(now):
+        return aim.result(now)
     if isinstance(cause, NoReply):
+        if now.weight_epoch is not None:
+            return cause
         # SGLang has no count that would tell that it was not done.
-        is_told = now.weight_epoch is not None
-        return cause if is_told else session.unknown(_doing(session, wanted), cause)
+        unknown = session.unknown(aim.doing, cause)
+        unknown.__cause__ = cause
+        return unknown
     if now.weights != "whole":
         raise cause
     if told:
@@ -252,14 +245,16 @@ def _judged(
 def _is_done(wanted: UpdateRequest, before: ServerState, now: ServerState) -> bool:
     if now.weight_epoch is not None and before.weight_epoch is not None:
         later = now.weight_epoch > before.weight_epoch
-        named = wanted.version is None or _same(now.weight_version, wanted.version)
+        named = wanted.version is None or is_same_label(now.weight_version, wanted.version)
         return later and named and now.model_path == wanted.source
     # SGLang counts nothing: only a label that it did not have before tells.
     changed = now.weight_version != before.weight_version
-    return wanted.version is not None and changed and _same(now.weight_version, wanted.version)
+    return (
+        wanted.version is not None and changed and is_same_label(now.weight_version, wanted.version)
+    )
 
 
-def _same(shown: str | None, asked: str) -> bool:
+def is_same_label(shown: str | None, asked: str) -> bool:
     """Whether two labels are one: those that are numbers are compared as numbers."""
     if shown is None:
         return False

@@ -16,12 +16,13 @@ _EVERY_S = 0.02
 def dripping(begin: bytes, *, reads: bool = True) -> Iterator[str]:
     """The address of a server that answers with ``begin`` and then with one ``a`` after another.
 
-    Without ``reads`` it takes one byte after another of the request, and never answers.
+    Without ``reads`` it takes one byte after another of a POST, and never answers; a GET is
+    answered with ``begin`` at once.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # Little of a request is taken before somebody reads it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        server = _Server(listener, begin if reads else None)
+        server = _Server(listener, begin, reads=reads)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
@@ -29,9 +30,10 @@ def dripping(begin: bytes, *, reads: bool = True) -> Iterator[str]:
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, begin: bytes | None) -> None:
+    def __init__(self, listener: socket.socket, begin: bytes, *, reads: bool) -> None:
         self._listener = listener
         self._begin = begin
+        self._reads = reads
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._serve, daemon=True)]
         self._threads[0].start()
@@ -53,11 +55,15 @@ class _Server:
     def _answer(self, peer: socket.socket) -> None:
         peer.settimeout(5)
         with peer, suppress(OSError):  # the client has gone
-            if self._begin is not None:
+            if self._reads:
                 peer.recv(65536)
                 peer.sendall(self._begin)
+            elif peer.recv(1) == b"G":
+                peer.recv(65536)
+                peer.sendall(self._begin)
+                return
             while not self._over.wait(_EVERY_S):
-                if self._begin is not None:
+                if self._reads:
                     peer.sendall(b"a")
                 elif not peer.recv(1):
                     return

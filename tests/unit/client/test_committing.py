@@ -8,13 +8,14 @@ import pytest
 
 from hotswap.cli.state import state_lines
 from hotswap.client.committing import CommitRequest, commit
-from hotswap.client.errors import NoAnswer, RequestRefused
+from hotswap.client.errors import NoAnswer, OutcomeUnknown, RequestRefused
 from hotswap.client.session import Fence, ServerKind
 from hotswap.client.shown import ServerState, UpdateResult
 from hotswap.errors import UpdateRejected
 from hotswap.stream import NotPulled
-from tests.unit.client.script import LOST, Script, raised, reply
+from tests.unit.client.script import LOST, NEVER_SENT, Script, raised, reply, status
 
+PATH = "/hotswap/v1/commit"
 DONE = reply(200, {"success": True, "weight_version": "7", "tensors_loaded": 2, "mode": "sparse"})
 BUSY = reply(409, {"error": {"code": "busy", "message": "another", "retryable": True}})
 
@@ -32,10 +33,10 @@ def test_it_says_what_it_wants() -> None:
     )
     bodies = list[object]()
     for wanted, fences in ((None, 0), (named, 0), (None, 1)):
-        script = Script(DONE)
+        script = Script(status(), DONE)
         script.session.fences += [Fence()] * fences
         committed(script, wanted)
-        bodies += [body for _, body in script.asked]
+        bodies += [body for path, body in script.asked if path == PATH]
     assert bodies == [
         {"flush_cache": True, "wait_s": 0.0, "pause_mode": "retract"},
         {
@@ -51,24 +52,30 @@ def test_it_says_what_it_wants() -> None:
 
 
 def test_it_is_sent_until_it_is_answered() -> None:
-    result = committed(Script(LOST, BUSY, DONE))
+    result = committed(Script(status(), LOST, BUSY, DONE))
     assert (result.weight_version, result.tensors, result.mode) == ("7", 2, "sparse")
 
 
 def test_nobody_answers() -> None:
     with pytest.raises(NoAnswer):
-        committed(Script(*[LOST] * 9), within_s=2)
+        committed(Script(LOST), within_s=2)
+    # It was sent, and may be done.
+    with pytest.raises(OutcomeUnknown, match=r"ReadTimeout: gone; then .* was not answered within"):
+        committed(Script(status(), LOST), within_s=2)
+    # It was not sent.
+    with pytest.raises(NoAnswer):
+        committed(Script(status(), *[NEVER_SENT] * 7), within_s=2)
 
 
 def test_what_is_not_there() -> None:
     body = {"success": False, "message": "holds version 6", "local_version": 6}
     answer = reply(409, body, x_hotswap_error="NotPulled")
-    error = raised(NotPulled, lambda: committed(Script(answer)))
+    error = raised(NotPulled, lambda: committed(Script(status(), answer)))
     assert "commit of what is pulled" in str(error)
     assert isinstance(error, NotPulled)
     assert error.local_version == 6
     with pytest.raises(RequestRefused):
-        committed(Script(reply(403, {"error": {"code": "route_disabled"}})))
+        committed(Script(status(), reply(403, {"error": {"code": "route_disabled"}})))
 
 
 def test_sglang_s_servers_follow_nothing() -> None:

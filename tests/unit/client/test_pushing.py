@@ -19,7 +19,7 @@ from hotswap.client.session import Fence, ServerKind
 from hotswap.client.shown import UpdateResult
 from hotswap.errors import HotswapError, UpdateFailed, UpdateRejected
 from hotswap.push import SharedTensors
-from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, reply
+from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, reply, status
 
 PATH = "/hotswap/v1/push"
 HERE, AWAY = "http://127.0.0.1:30000", "http://trainer.example:30000"
@@ -30,14 +30,15 @@ UNSEEN = reply(400, {"message": "another nonce"}, x_hotswap_error="SegmentNotSee
 
 
 class Noted(Script):
-    """Notes what is sent, too."""
+    """Shows itself first, and notes what content is sent."""
 
     def __init__(self, *answers: Answer, kind: ServerKind | None = ServerKind.HOTSWAP) -> None:
-        super().__init__(*answers, kind=kind)
+        looks = [] if kind is ServerKind.SGLANG else [status()]
+        super().__init__(*looks, *answers, kind=kind)
         self.sent: list[Send] = []
 
     def _perform(self, effect: Any) -> object:
-        if isinstance(effect, Send):
+        if isinstance(effect, Send) and effect.content is not None:
             self.sent.append(effect)
         return super()._perform(effect)
 
@@ -73,7 +74,7 @@ def own_segments() -> set[Path]:
     [
         [reply(401, {"error": {"code": "unauthorized"}})],
         [reply(403, {"error": {"code": "route_disabled"}})],
-        [reply(404, {"detail": "Not Found"})],
+        [reply(404, {"detail": "Not Found"}), status()],
         [reply(413, {"error": {"code": "payload_too_large"}})],
         [reply(503, {"error": {"code": "shutting_down", "retryable": True}})],
         [NEVER_SENT],
@@ -84,7 +85,7 @@ def test_memory_goes_with_the_push_also_where_the_server_has_read_nothing(
     answers: list[Answer],
 ) -> None:
     before = own_segments()
-    script = Script(*answers)
+    script = Noted(*answers)
     with PushPayload(TENSORS, transport=Transport.AUTO, url=HERE) as payload:
         assert len(own_segments() - before) == 1
         with pytest.raises(HotswapError):
@@ -107,7 +108,7 @@ def test_memory_on_one_machine_and_bytes_to_another() -> None:
         with PushPayload(TENSORS, transport=Transport.AUTO, url=url) as payload:
             result = pushed(script, payload)
         assert (result.weight_version, result.tensors) == ("7", 2)
-        assert (script.paths, script.kinds) == ([path], [kind])
+        assert (script.paths, script.kinds) == (["/status", path], [kind])
         content = script.sent[0].content
         assert content is not None
         if kind == "octet-stream":
@@ -165,10 +166,19 @@ def test_it_is_sent_again_when_nobody_knows(payload: PushPayload) -> None:
     raised(NoAnswer, lambda: pushed(script, payload))
 
 
-@pytest.mark.parametrize("answers", [[LOST], [LOST, NEVER_SENT, NEVER_SENT], [LOST] * 3])
-def test_what_was_sent_may_have_been_done(payload: PushPayload, answers: list[Answer]) -> None:
+# The last answer is that to a look at what became of it.
+@pytest.mark.parametrize(
+    ("answers", "within_s"),
+    [
+        ([LOST, LOST], 10.0),
+        ([LOST, NEVER_SENT, NEVER_SENT, reply(401)], 600.0),
+        ([*[LOST] * 3, status()], 600.0),
+    ],
+)
+def test_what_was_sent_may_have_been_done(
+    payload: PushPayload, answers: list[Answer], within_s: float
+) -> None:
     script = Noted(*answers)
-    within_s = 10.0 if len(answers) == 1 else 600.0
     error = raised(OutcomeUnknown, lambda: pushed(script, payload, within_s=within_s))
     assert "wanted to know whether it changed the weights" in str(error)
 
@@ -178,7 +188,7 @@ def test_what_was_sent_may_have_been_done(payload: PushPayload, answers: list[An
     [
         (reply(400, {"message": "missing"}, x_hotswap_error="PayloadRefused"), UpdateRejected),
         (reply(500, {"message": "torn"}, x_hotswap_error="UpdateFailed"), UpdateFailed),
-        (reply(403, {"message": "no"}), RequestRefused),
+        (reply(403, {"message": "no"}, x_hotswap_error="Forbidden"), RequestRefused),
     ],
 )
 def test_an_answer_is_what_it_says(
@@ -201,4 +211,4 @@ def test_inside_a_fence_nothing_is_paused_and_labels_that_are_not_said_are_not_s
     with PushPayload(list(TENSORS.items()), transport=Transport.BODY, url=HERE) as payload:
         pushed(script, payload, wanted)
     said = "scope=partial&flush_cache=false&token_step=3&update_id=mine"
-    assert script.paths == [f"{PATH}?{said}"]
+    assert script.paths == ["/status", f"{PATH}?{said}"]

@@ -93,12 +93,14 @@ def test_an_http_client_of_the_callers_own_ends_at_a_piece() -> None:
         client.state(within_s=WITHIN_S)
 
 
+SHOWN = status().body
+LOOK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(SHOWN), SHOWN)
 LONG = {"a": torch.zeros(16 * 2**20, dtype=torch.uint8)}
 
 
 def test_a_push_to_who_hardly_reads_ends() -> None:
     with (
-        dripping(b"", reads=False) as url,
+        dripping(LOOK, reads=False) as url,
         Client(url, server="hotswap") as client,
         pytest.raises(OutcomeUnknown, match="Write"),
     ):
@@ -106,7 +108,7 @@ def test_a_push_to_who_hardly_reads_ends() -> None:
 
 
 async def test_an_asynchronous_push_to_who_hardly_reads_ends() -> None:
-    with dripping(b"", reads=False) as url:
+    with dripping(LOOK, reads=False) as url:
         async with AsyncClient(url, server="hotswap") as client:
             with pytest.raises(OutcomeUnknown):
                 await client.push(LONG, transport=Transport.BODY, within_s=2)
