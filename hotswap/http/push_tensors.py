@@ -6,7 +6,7 @@ every path.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -29,13 +29,16 @@ __all__ = ["update_weights_from_tensor"]
 
 T = TypeVar("T")
 
+_FIELDS = frozenset(TensorUpdateBody.__struct_fields__)
+
 
 async def update_weights_from_tensor(request: Request) -> Response:
     """Replace weights with tensors in shared memory, or of a process on the same device."""
     serving = served(request)
     kept = bytearray()
     try:
-        body = await _body(request, kept, limit_bytes=serving.settings.max_http_request_bytes)
+        values = await _values(request, kept, limit_bytes=serving.settings.max_http_request_bytes)
+        body = converted(values, TensorUpdateBody)
         received = await _received(serving, body)
     except BaseException:
         # Cut off, too long, no JSON, with a wrong field: as far as it came it may name memory.
@@ -44,16 +47,33 @@ async def update_weights_from_tensor(request: Request) -> Response:
             await _on_a_thread(lambda: Received.refused(kept).release())
         raise
     kept.clear()
+    unread = list(_unread(values)) if serving.placement.rank == 0 else []
+    del values
     try:
         work = partial(_pushed, serving, body, received)
         return Json(await until_disconnect(request.receive, work))
     finally:
         await _on_a_thread(received.release)
+        if unread:
+            await _on_a_thread(lambda: Received.unread(unread).release())
 
 
-async def _body(request: Request, kept: bytearray, *, limit_bytes: int) -> TensorUpdateBody:
+async def _values(request: Request, kept: bytearray, *, limit_bytes: int) -> dict[str, object]:
     await read_into(kept, request.receive, limit_bytes=limit_bytes)
-    return converted(values_of(request, kept), TensorUpdateBody)
+    return values_of(request, kept)
+
+
+def _unread(values: Mapping[str, object]) -> Iterator[str]:
+    """The texts in fields of a request that nobody knows, wherever they stand."""
+    waiting = [value for name, value in values.items() if name not in _FIELDS]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
 
 
 async def _received(serving: Served, body: TensorUpdateBody) -> Received:

@@ -21,6 +21,7 @@ __all__ = ["handles_in", "names_in", "names_in_body"]
 
 _PIECE_CHARACTERS = 2**20  # a multiple of four
 _OVERLAP_BYTES = 256  # more than a match has
+_NESTED_CHARACTERS = 48 * 2**20  # more than a payload that is read may have
 
 # In a handle the socket of the sender's torch_shm_manager stands in front of the name, with some
 # opcodes in between. The counters of device memory have such names too, and no such socket.
@@ -33,10 +34,14 @@ _TWICE_TEXT = b"Z0F"  # how the base64 of the base64 of a pickle begins
 # What a handle stands in is longer. JSON may spell a character as an escape.
 _LEAST_CHARACTERS = 128
 _TEXT = re.compile(
-    rb"(?<![A-Za-z0-9+/\\])[A-Za-z0-9+/\\]{%d,}" % _LEAST_CHARACTERS  # each is looked at once
+    # Each is looked at once.
+    rb"(?<![A-Za-z0-9+/_\-\\])[A-Za-z0-9+/_\-\\]{%d,}" % _LEAST_CHARACTERS
 )
 _ESCAPED = re.compile(rb"\\(?:([/nrt])|u00([0-9a-fA-F]{2}))")
 _SPACE = b" \t\r\n"
+_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+_JUNK = bytes(one for one in range(256) if one not in _LETTERS)
+_STANDARD = bytes.maketrans(b"-_", b"+/")  # of the spelling that is made for URLs
 
 
 def handles_in(value: Value) -> Counter[str]:
@@ -72,8 +77,9 @@ def names_in(texts: Iterable[str]) -> Counter[str]:
     """How many handles of each segment stand in payloads that cannot be read, or were not.
 
     They are searched as bytes and never interpreted: cut off, in the wrong format, longer than
-    is allowed, or with something else among the tensors. ``texts`` are base64, once or twice.
-    Takes little more memory than they have.
+    is allowed, or with something else among the tensors. ``texts`` are base64, once or twice, or
+    nearly: with other characters in between, or spelt for URLs. Takes as much memory again as the
+    longest of them has, and a half.
     """
     return _counted(text.encode("ascii", "replace") for text in texts)
 
@@ -83,6 +89,8 @@ def names_in_body(body: bytes | bytearray) -> Counter[str]:
 
     Every text in it that may be base64 is searched, wherever it stands.
     """
+    if b"\0" in body[:4]:  # UTF-16, or UTF-32, of letters as these
+        body = body.translate(None, b"\0")
     return _counted(_plain(text[0]) for text in _TEXT.finditer(body))
 
 
@@ -99,15 +107,28 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 def _counted(texts: Iterable[bytes]) -> Counter[str]:
     found = Counter[str]()
     for text in texts:
-        plain = text.translate(None, _SPACE)
-        found += _names_in(plain) or _names_in_twice(plain)
+        plain = text.translate(_STANDARD, _SPACE).rstrip(b"=")
+        length = len(plain)
+        plain = plain.translate(None, _JUNK)
+        found += _names_at_any_place(plain, torn=len(plain) != length)
+        found += _names_within(plain)
     return found
 
 
-def _names_in(text: bytes) -> Counter[str]:
+def _names_at_any_place(text: bytes, *, torn: bool) -> Counter[str]:
+    """Where a character more or less stands in front, four others make a group. A handle can be
+    read at one place of the four alone."""
+    found = _names_in(text)
+    if torn or not found:
+        for start in (1, 2, 3):
+            found += _names_in(text, start)
+    return found
+
+
+def _names_in(text: bytes, first: int = 0) -> Counter[str]:
     found = Counter[str]()
     kept = b""
-    for start in range(0, len(text), _PIECE_CHARACTERS):
+    for start in range(first, len(text), _PIECE_CHARACTERS):
         kept += _decoded(text[start : start + _PIECE_CHARACTERS])
         end = 0
         for match in _NAMED.finditer(kept):
@@ -117,12 +138,16 @@ def _names_in(text: bytes) -> Counter[str]:
     return found
 
 
-def _names_in_twice(text: bytes) -> Counter[str]:
-    return _names_in(_decoded(text) if text.startswith(_TWICE_TEXT) else b"")
+def _names_within(text: bytes) -> Counter[str]:
+    """Those in base64 that stands in what ``text`` is the base64 of: a part for a rank, or all."""
+    found = Counter[str]()
+    if len(text) <= _NESTED_CHARACTERS or text.startswith(_TWICE_TEXT):
+        for inner in _TEXT.finditer(_decoded(text)):
+            plain = inner[0].translate(_STANDARD, _JUNK)
+            found += _names_at_any_place(plain, torn=False)
+    return found
 
 
 def _decoded(text: bytes) -> bytes:
-    # A text that was cut off is decoded as far as it goes.
-    with suppress(ValueError):
-        return binascii.a2b_base64(text[: len(text) // 4 * 4])
-    return b""
+    # A text that was cut off is decoded as far as it goes: a lone character says nothing.
+    return binascii.a2b_base64(text[: len(text) - (len(text) % 4 == 1)] + b"==")

@@ -81,6 +81,12 @@ class Received:
         refusal = UpdateRejected("the request was refused; nothing was read")
         return cls(None, refusal=refusal, references=names_in_body(body))
 
+    @classmethod
+    def unread(cls, texts: Iterable[str]) -> Received:
+        """What is named by ``texts`` that came with a request and that nobody reads. Blocks."""
+        refusal = UpdateRejected("nobody reads this field; send its tensors as a payload")
+        return cls(None, refusal=refusal, references=names_in(texts))
+
     @property
     def empty(self) -> bool:
         """Whether it is a bucket without tensors, as trainers send to keep ranks in step."""

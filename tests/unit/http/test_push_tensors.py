@@ -116,6 +116,24 @@ async def test_so_is_that_of_a_request_whose_fields_are_refused(
     assert sender.users == 1
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda one: one, lambda one: [[one], 5], lambda one: {"a": [one]}]
+)
+async def test_so_is_that_of_a_field_that_nobody_reads(
+    serving: Any, sender: Sender, wrap: Callable[[str], object]
+) -> None:
+    body = {"serialized_named_tensors": [EMPTY], "payload": wrap(sender.payload)}
+    status, _ = await serving.json("POST", PATH, json=body)
+    assert (status, sender.users) == (200, 1)
+
+
+async def test_only_the_first_rank_lets_that_go(serving: Any, sender: Sender) -> None:
+    serving.app.state.served.placement = Placement(rank=1, world_size=2)
+    body = {"serialized_named_tensors": [EMPTY, EMPTY], "payload": sender.payload}
+    status, _ = await serving.json("POST", PATH, json=body)
+    assert (status, sender.users) == (200, 2)
+
+
 @pytest.mark.parametrize("payloads", [None, 5, "x", [None, 5], {"a": 5}])
 async def test_payloads_that_are_none_are_refused(serving: Any, payloads: object) -> None:
     status, reply = await serving.json("POST", PATH, json={"serialized_named_tensors": payloads})
