@@ -162,7 +162,7 @@ def calls_of_a_pull(a: Path, tmp_path: Path, keep: Keep) -> int:
     return len(counting.calls)
 
 
-@pytest.mark.parametrize("keep", mostly_long(KEEPS, but=["log"]))
+@pytest.mark.parametrize("keep", mostly_long(KEEPS, but=[]))
 async def test_killed_refused_damaged_late_and_displaced(
     a: Path, b: Path, tmp_path: Path, keep: str
 ) -> None:

@@ -14,6 +14,7 @@ from tests.process.test_pull_log import Trainer, fresh, seen
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.long
 async def test_updates_stay_sparse_while_files_change_places(a: Path, tmp_path: Path) -> None:
     PATCHES.clear()
     source, local = tmp_path / "source", tmp_path / "local"

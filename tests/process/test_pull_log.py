@@ -19,6 +19,7 @@ from hotswap.stream.layout import directory_of
 from tests.process.http_client import Client
 from tests.process.in_process import InProcess, load, serving
 from tests.process.stream_publisher import publisher
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.process
 
@@ -74,7 +75,7 @@ def written(source: Path, version: int) -> int:
     return sum(path.stat().st_size for path in directory_of(source, version).iterdir())
 
 
-@pytest.mark.parametrize("load_mode", ["staged", "direct"])
+@pytest.mark.parametrize("load_mode", mostly_long(["staged", "direct"], but=["staged"]))
 async def test_it_serves_every_version_and_leaves_the_files_alone(
     a: Path, tmp_path: Path, load_mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ async def test_it_serves_every_version_and_leaves_the_files_alone(
         assert await seen(server.client) == expected
 
 
+@pytest.mark.long
 async def test_a_log_that_does_not_give_the_bytes_is_refused_and_nothing_is_touched(
     a: Path, tmp_path: Path
 ) -> None:
