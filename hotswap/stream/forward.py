@@ -36,12 +36,20 @@ def bring_forward(job: Job) -> PullReport:
     """Finish what is unfinished, then reach the target. Raises: StreamError, OSError.
 
     Versions that are too large to be in memory together are folded in several steps, each of
-    which leaves a whole version.
+    which leaves a whole version. A copy that one of them finds damaged begins anew, once.
     """
-    report = _step(job, check=job.check)
+    report, anew = _step(job, check=job.check)
     clear_suspicion(job.local.paths, job.local.disk)
     while report.version != job.target:
-        later = _step(job)
+        later, again = _step(job)
+        if again and anew:
+            raise LocalDamaged(
+                f"{later.reason}; and so was one that was made anew: see to the disk"
+            )
+        anew |= again
+        if again:
+            report = later
+            continue
         if later.version <= report.version:
             raise SourceNotReady(
                 f"{job.places.source}: was published again while it was pulled; pull again"
@@ -51,37 +59,61 @@ def bring_forward(job: Job) -> PullReport:
 
 
 def _together(first: PullReport, later: PullReport) -> PullReport:
-    """``later`` counts bytes and seconds of both already."""
+    """``later`` counts bytes and seconds of both already, and versions of a log once more."""
+    more = tuple(version for version in later.versions if version > first.version)
     return replace(
         first,
         mode=PullMode.FOLD if first.mode is PullMode.DELTA else first.mode,
         version=later.version,
-        versions=first.versions + later.versions,
+        versions=first.versions + more,
         read_bytes=later.read_bytes,
         written_bytes=later.written_bytes,
         seconds=later.seconds,
     )
 
 
-def _step(job: Job, *, check: bool = False) -> PullReport:
+def _step(job: Job, *, check: bool = False) -> tuple[PullReport, bool]:
+    """One step, and whether it began anew because what was held turned out to be of no use."""
     recovered = job.local.recover()
     if not job.copies:
         job.local.drop_copies()
     held = job.local.held
     if held is None:
         reason = "its state is not to be trusted" if job.local.paths.state.exists() else None
-        return new_copy(job, reason)
+        return new_copy(job, reason), False
     reason = _why_anew(job, held.state)
     if reason is not None:
-        return new_copy(job, reason)
+        return new_copy(job, reason), False
     try:
         report = _in_place(job, held, recovered, check=check or is_suspect(job.local.paths, held))
     except LocalDamaged as error:
         _log.warning("%s; it is seeded again", error)
-        return _mended(job, str(error))
+        return _mended(job, str(error)), True
+    except DeltaDamaged as error:
+        return _from_the_beginning(job, held.state, error), True
     if report is None:
-        return new_copy(job, "a full version is on the way to the target")
-    return report
+        return new_copy(job, "a full version is on the way to the target"), False
+    return report, False
+
+
+def _from_the_beginning(job: Job, state: State, error: DeltaDamaged) -> PullReport:
+    """What does not fit what is held may fit what it was published on.
+
+    A version below the one that is held may have been published again since, and shows nowhere
+    else. Raises: DeltaDamaged when it fits that neither, or nobody can tell; nothing has changed.
+    """
+    if not state.number:
+        raise error  # it was put on the beginning
+    _log.warning("%s; a new copy is tried", error)
+    try:
+        return new_copy(job, str(error), at_once=True)
+    except DeltaDamaged:
+        raise error from None
+    except (StreamError, OSError) as other:
+        raise DeltaDamaged(
+            f"{error}; or, if a version before it was published again since it was pulled, "
+            f"pull into another directory (no new copy could be tried here: {other})"
+        ) from error
 
 
 def _mended(job: Job, reason: str) -> PullReport:

@@ -39,10 +39,10 @@ class _Way:
         return self.chain.start if self.shortcut is None else 0
 
 
-def new_copy(job: Job, reason: str | None) -> PullReport:
+def new_copy(job: Job, reason: str | None, *, at_once: bool = False) -> PullReport:
     """Put a new copy of the target, or of a version on the way to it, in the old one's place.
 
-    ``reason``: why, if there was one.
+    ``reason``: why, if there was one. ``at_once``: of the target, or none.
 
     Raises: StreamError, OSError of the local disk; the old copy is then as it was, or the
     journal of the new one is durable.
@@ -53,11 +53,21 @@ def new_copy(job: Job, reason: str | None) -> PullReport:
         way = _shortcut(job, source, base) if job.target else None
         if way is not None:
             try:
+                _check_way(job, way, at_once=at_once)
                 return _copied(job, source, base, way, reason)
             except DeltaDamaged as error:
                 _log.warning("the aggregate is skipped: %s", error)
         chain = source.fitting(source.chain(job.target))
-        return _copied(job, source, base, _Way(chain=chain), reason)
+        way = _Way(chain=chain)
+        _check_way(job, way, at_once=at_once)
+        return _copied(job, source, base, way, reason)
+
+
+def _check_way(job: Job, way: _Way, *, at_once: bool) -> None:
+    if at_once and way.chain.target != job.target:
+        raise StreamError(
+            f"the versions up to {job.target} are more than memory is taken for at once"
+        )
 
 
 def _shortcut(job: Job, source: Source, base: StoredTensors) -> _Way | None:

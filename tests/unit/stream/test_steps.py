@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from hotswap.stream import DeltaDamaged, LocalDiskFailed, PullReport, SourceNotReady, pull
+from hotswap.stream import (
+    DeltaDamaged,
+    Keep,
+    LocalDamaged,
+    LocalDiskFailed,
+    PullReport,
+    SourceNotReady,
+    publish_delta,
+    pull,
+)
 from hotswap.stream import source as source_module
 from hotswap.stream.disk import Disk, LocalDisk
 from hotswap.stream.layout import directory_of
 from tests.unit.stream.crash_setups import add_aggregate
 from tests.unit.stream.faulty_disk import FaultyDisk
-from tests.unit.stream.streams import Stream, contents_of
+from tests.unit.stream.streams import Stream, changed, contents_of, held_contents
 from tests.unit.stream.test_field_faults import FILE, spoil
 
 ENCODINGS = ("xor", "overwrite", "gap", "xor", "overwrite")
@@ -169,3 +178,45 @@ def test_memory_does_not_grow_with_the_number_of_versions(
     assert contents_of(stream.local) == stream.at(8)
     # A version is 380 kB; seven of them would be 2.7 MB.
     assert peaks[1] - peaks[0] < 1_000_000
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_damage_that_a_later_step_finds_is_mended_up_to_the_target(
+    stream: Stream, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that does not read a tensor passes over what is wrong with it."""
+    old = stream.tensors[-1]
+    for version, name in ((6, "layers.0.weight"), (7, "layers.3.weight")):
+        stream.tensors.append(old | {name: changed(old, version)[name]})
+        publish_delta(stream.source, version, [[(name, old[name], stream.tensors[-1][name])]])
+        old = stream.tensors[-1]
+    monkeypatch.setattr(source_module, "_FOLD_BYTES", 1)
+    reach(stream, 5)
+    damaged = stream.local / "model-00002-of-00002.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    report = pull(stream.local, stream.source, 7, base_dir=stream.base, threads=1, keep=keep)
+    assert held_contents(stream.local) == stream.at(7)
+    assert (report.mode, report.start, report.version) == ("reseed", 0, 7)
+    assert report.versions == tuple(range(1, 8))
+    assert "'layers.3.weight' " in str(report.reason)
+
+
+def test_damage_that_is_there_again_is_said(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never for ever: a disk that damages what it is given is not written to again and again."""
+    monkeypatch.setattr(source_module, "_FOLD_BYTES", 1)
+    reach(stream, 1)
+
+    class Damaging(LocalDisk):
+        def rename(self, old: Path, new: Path) -> None:
+            super().rename(old, new)
+            if new.name == "state.json":
+                for path in stream.local.glob("*.safetensors"):
+                    path.write_bytes(path.read_bytes()[:-50] + bytes(50))
+
+    with pytest.raises(LocalDamaged, match="and so was one that was made anew: see to the disk"):
+        reach(stream, 5, Damaging())
+    reach(stream, 5)
