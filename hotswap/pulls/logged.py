@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,12 +16,14 @@ import torch
 
 from hotswap.pulls.guarded import CopyGuard, Damaged
 from hotswap.pulls.log_changes import LogChanges
+from hotswap.pulls.told_damage import told_as_damage
 from hotswap.sparse.origin import Origin
 from hotswap.stream.apply import fold
 from hotswap.stream.errors import DeltaDamaged, LocalDamaged
 from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
+from hotswap.stream.small_files import small_faults
 from hotswap.stream.state import Reserved
 from hotswap.stream.suspect import damage_found
 from hotswap.types import TensorSpec
@@ -80,10 +82,10 @@ def held_checkpoint(
     Any checkpoint will do, and one that no pull keeps needs no lock. Blocks. Raises:
     UpdateRejected (PullPending and LocalBusy among it), OSError.
     """
-    with (
-        reading(Path(directory), timeout_s=timeout_s),
-        Checkpoint.open(directory) as checkpoint,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(reading(Path(directory), timeout_s=timeout_s))
+        with told_as_damage(directory, allowed=None):
+            checkpoint = stack.enter_context(Checkpoint.open(directory))
         lay_log_over(checkpoint, allowed=None)
         yield checkpoint
 
@@ -102,9 +104,19 @@ def lay_log_over(
     if held is None:
         return
     damaged = partial(damage_found, directory, pulls_first=pulls_first)
+    _check_files(checkpoint, held, damaged)
     if held.log is not None:
         _lay_over(checkpoint, held, allowed, damaged)
     checkpoint.before_bucket = CopyGuard(held.plain.tensors, damaged=damaged).check
+
+
+def _check_files(checkpoint: Checkpoint, held: Holding, damaged: Damaged) -> None:
+    for fault in small_faults(Path(checkpoint.path), held.plain):
+        raise damaged(fault)
+    names = {spec.name for spec in checkpoint.manifest.tensors}
+    for name in sorted(names ^ held.plain.tensors.keys()):
+        which = "was not there when the last pull ended" if name in names else "is gone"
+        raise damaged(f"tensor {name!r:.200} {which}")
 
 
 def _lay_over(

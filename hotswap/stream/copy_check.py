@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.log_files import OpenLog
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
+from hotswap.stream.small_files import refuse_small_faults
 from hotswap.stream.state import State
 from hotswap.stream.stored import StoredTensor, StoredTensors
 from hotswap.stream.verified import Faults
@@ -30,7 +32,8 @@ _PIECE_BYTES = 2 * 2**20  # stays in the cache between reading and hashing
 def refuse_damage(
     stored: StoredTensors, log: OpenLog, state: State, *, pool: Executor, tally: Tally
 ) -> None:
-    """Read everything. Raises: LocalDamaged naming the first tensor that is another one."""
+    """Read everything. Raises: LocalDamaged naming the first tensor or file that is another one."""
+    refuse_small_faults(Path(str(stored.folder.path)), state)
     faults = Faults()
     check_tensors(stored, log, state, faults=faults, pool=pool, tally=tally)
     if faults.found:

@@ -19,6 +19,8 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from hotswap.errors import UpdateRejected
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import LocalDamaged, StreamError
@@ -29,6 +31,7 @@ from hotswap.stream.log import LOG_FORMAT, Holding, Log, holding_in, holding_of,
 from hotswap.stream.log_files import OpenLog, clear_leftovers
 from hotswap.stream.own_files import not_written, write_own
 from hotswap.stream.progress import Tally
+from hotswap.stream.small_files import small_digests
 from hotswap.stream.state import (
     Reserved,
     State,
@@ -230,6 +233,8 @@ class LocalCheckpoint:
         there = {name for name in os.listdir(self.directory) if is_weight_file(name)}
         self._check_places(state.files, there)
         write_own(self.paths, self.disk, state.files)
+        small = small_digests(self.paths.incoming, state.files)
+        state = msgspec.structs.replace(state, small=small)
         stale = (there | set(old.files if old else ())) - set(state.files)
         journal = JournalWriter(self.disk, self.paths.journal)
         self.commit(journal, state, moves=state.files, removes=tuple(sorted(stale)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -17,7 +17,7 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.state import Reserved, read_text, write_durably
 from hotswap.stream.stored import is_weight_file
 
-__all__ = ["not_written", "write_own"]
+__all__ = ["changed_sizes", "not_written", "write_own"]
 
 
 def write_own(paths: Reserved, disk: Disk, names: Iterable[str]) -> None:
@@ -35,6 +35,17 @@ def not_written(paths: Reserved) -> tuple[str, ...]:
     own = _own(paths)
     weights = sorted(name for name in os.listdir(paths.directory) if is_weight_file(name))
     return tuple(name for name in weights if own.get(name) != _size_of(paths, name))
+
+
+def changed_sizes(paths: Reserved) -> Iterator[str]:
+    """The files that are shorter or longer than a pull left them; a sentence for each."""
+    for name, size in _own(paths).items():
+        try:
+            seen = _size_of(paths, name)
+        except OSError:
+            continue
+        if seen != size:
+            yield f"{name}: has {seen} bytes, but the last pull left {size}"
 
 
 def _own(paths: Reserved) -> Mapping[str, int]:

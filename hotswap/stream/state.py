@@ -53,7 +53,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
     ``base_version`` is the full version that the copy began with (``000000``: the base).
     ``index_digest`` is of the applied version's index and headers, ``base_digest`` of the
     base's. ``files`` are the files that a pull put there, ``tensors`` the xxh3-128 of
-    every tensor.
+    every tensor, ``small`` of every other file.
     """
 
     version: str
@@ -65,6 +65,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
     index_digest: str | None = None
     files: tuple[str, ...] = ()
     tensors: Mapping[str, str] = {}
+    small: Mapping[str, str] = {}
 
     @property
     def number(self) -> int:

@@ -13,8 +13,10 @@ from hotswap.stream.errors import LocalDamaged
 from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
+from hotswap.stream.own_files import changed_sizes
 from hotswap.stream.place import local_directory
 from hotswap.stream.progress import Progress, Tally
+from hotswap.stream.small_files import small_faults
 from hotswap.stream.state import Reserved, State
 from hotswap.stream.stored import StoredTensors
 from hotswap.stream.verified import Faults, Verified
@@ -34,7 +36,7 @@ def verify_local(
     lock_timeout_s: float = 600.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Verified:
-    """Read every tensor and compare it; pulls wait meanwhile.
+    """Read every tensor and file and compare it; pulls wait meanwhile.
 
     Raises: PullPending when a pull was cut short, LocalBusy when one runs for too long,
     LocalDamaged when the directory does not say what it holds.
@@ -44,6 +46,8 @@ def verify_local(
     with reading(local, timeout_s=lock_timeout_s):
         held = _holding(local)
         state = held.state
+        for fault in small_faults(local, state):
+            faults.add(str(local), LocalDamaged(f"{local}: {fault}{_ADVICE}"))
         try:
             with (
                 StoredTensors.at(local, with_log=True) as stored,
@@ -57,7 +61,7 @@ def verify_local(
                         stored, log, state, faults=faults, pool=pool, tally=tally, advice=_ADVICE
                     )
         except UpdateRejected as error:
-            faults.add(str(local), error)
+            faults.add(str(local), _as_damage(local, error))
     return Verified(
         path=str(local),
         versions=(state.number,),
@@ -75,6 +79,15 @@ def _holding(local: Path) -> Holding:
             "bytes it should hold; pull into it"
         )
     return held
+
+
+def _as_damage(local: Path, error: UpdateRejected) -> UpdateRejected:
+    """Whatever keeps a copy from being opened, no waiting mends it."""
+    sizes = list(changed_sizes(Reserved(local)))
+    if isinstance(error, LocalDamaged) and not sizes:
+        return error
+    what = "; ".join(sizes) or f"its files are not what the last pull left ({error})"
+    return LocalDamaged(f"{local}: {what}{_ADVICE}")
 
 
 def _check_names(local: Path, stored: StoredTensors, state: State, faults: Faults) -> None:

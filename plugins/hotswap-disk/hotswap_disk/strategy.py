@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from hotswap.errors import UpdateRejected
 from hotswap.pulls.logged import lay_log_over
+from hotswap.pulls.told_damage import told_as_damage
 from hotswap.seams import Stage
 from hotswap.stream.lock import reading
 from hotswap.stream.origin import origin_of
@@ -100,9 +101,9 @@ class _Opening:
             if self._may_look():
                 # A pull into the same directory waits until the update has read it.
                 stack.enter_context(reading(Path(self._source)))
-            checkpoint = stack.enter_context(
-                closing(Checkpoint.open(self._source, allowed=self._allowed))
-            )
+            with told_as_damage(self._source, allowed=self._allowed, pulls_first=self._pulls_first):
+                opened = Checkpoint.open(self._source, allowed=self._allowed)
+            checkpoint = stack.enter_context(closing(opened))
             # As opened, and while no pull changes it: what is known of the live weights later.
             checkpoint.origin = origin_of(checkpoint.path, checkpoint.files)
             # What pulls have put beside the files belongs to it.

@@ -16,6 +16,7 @@ from hotswap.stream.lock import reading as reading_all
 from hotswap.stream.recorded import RecordedBase
 from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
+from tests.tiers import mostly_long
 from tests.unit.sparse.rig import Served, Trainer, checksums, state_of
 from tests.unit.stream.test_log_readers import Models
 
@@ -70,7 +71,7 @@ class Copy(Models):
         return away
 
 
-@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("keep", mostly_long(KEEPS, but=[Keep.LOG]))
 def test_no_reader_takes_it_until_a_pull_made_it_anew(
     tmp_path: Path, keep: Keep, capsys: Capture
 ) -> None:
@@ -85,7 +86,7 @@ def test_no_reader_takes_it_until_a_pull_made_it_anew(
 
 
 @pytest.mark.parametrize("lose", [no_state, cut_state])
-@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("keep", mostly_long(KEEPS, but=[Keep.LOG]))
 def test_nor_one_whose_state_is_lost(
     tmp_path: Path, keep: Keep, lose: Callable[[Path], None], capsys: Capture
 ) -> None:
@@ -119,7 +120,7 @@ def refuse_everywhere(copy: Copy, tmp_path: Path, capsys: Capture) -> None:
     assert not (tmp_path / "published").exists()
 
 
-@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("keep", mostly_long(KEEPS, but=[Keep.LOG]))
 async def test_an_update_that_was_refused_is_refused_until_then(tmp_path: Path, keep: Keep) -> None:
     trainer = Trainer(tmp_path, state_of(1))
     async with Served(trainer, tmp_path, keep=keep) as served:
