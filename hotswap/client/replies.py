@@ -95,7 +95,7 @@ def is_success(reply: Reply) -> bool:
 
 
 def is_redirect(reply: Reply) -> bool:
-    """Whether it sends the client elsewhere, so that nobody has done anything."""
+    """Whether it sends the client elsewhere, where nobody goes."""
     return 300 <= reply.status < 400
 
 
@@ -153,10 +153,7 @@ def _message(reply: Reply) -> str:
     if is_redirect(reply):
         where = reply.headers.get("location")
         sent = "a redirect" if where is None else f"a redirect to {where[:500]!r}"
-        return (
-            f"{sent}, which is not followed, so that nothing was done; give the address of the "
-            "server itself"
-        )
+        return f"{sent}, which is not followed; give the address of the server itself"
     if _is_page(reply):
         return _page(reply)
     body = body_of(reply)
