@@ -88,6 +88,13 @@ async def _all(hooks: Sequence[PreReadHook], source: str, version: str) -> None:
 
 
 def _check_arguments(path: str, found: Callable[..., object]) -> None:
+    of_class = inspect.getattr_static(type(found), "__call__", found)
+    yields = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_one(of) for is_one in yields for of in (found, of_class)):
+        raise ValueError(
+            f"{path} yields, and nothing of it would run when it is called; wanted a function or "
+            "an async function without yield"
+        )
     try:
         signature = inspect.signature(found)
     except ValueError:

@@ -88,8 +88,12 @@ def _started(name: str, value: object) -> Callable[[], HostTensor]:
             f"tensor {name!r:.200} is a {type(value).__name__}, wanted a torch.Tensor or a numpy "
             "array"
         )
+    if value.is_neg():
+        value = value.clone()  # the bytes in memory have the other sign
     dtype, shape = _dtype_name(name, value), tuple(value.shape)
-    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    solid = value.detach().contiguous()
+    # One element, or none, is contiguous with any stride, which a view of bytes is refused for.
+    flat = solid.as_strided((solid.numel(),), (1,)).view(torch.uint8)
     arrived = _copied(flat) if flat.is_cuda else (lambda: flat)
 
     def host() -> HostTensor:

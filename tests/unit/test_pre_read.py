@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +53,19 @@ def module() -> Iterator[Any]:
     made.plain, made.slow, made.refresh = plain, slow, Refresh(made.seen)
     made.bound = functools.partial(slow)
     made.number, made.one = 7, lambda source_dir: None
+
+    async def many(source_dir: str, target_version: int) -> AsyncIterator[int]:
+        yield target_version
+
+    def several(source_dir: str, target_version: int) -> Iterator[int]:
+        yield target_version
+
+    class Many:
+        async def __call__(self, source_dir: str, target_version: int) -> AsyncIterator[int]:
+            yield target_version
+
+    made.many, made.several, made.object = many, several, Many()
+    made.part = functools.partial(many)
     made.more = lambda source_dir, target_version, *, how: None
     sys.modules[MODULE] = made
     yield made
@@ -88,6 +101,10 @@ def test_plain_or_async_it_gets_source_and_target(module: Any, name: str, seen: 
         (f"{MODULE}.number", "is a int, wanted a function"),
         (f"{MODULE}.one", "takes (source_dir), wanted (source_dir, target_version)"),
         (f"{MODULE}.more", "wanted (source_dir, target_version)"),
+        (f"{MODULE}.many", "yields, and nothing of it would run"),
+        (f"{MODULE}.several", "yields, and nothing of it would run"),
+        (f"{MODULE}.object", "yields, and nothing of it would run"),
+        (f"{MODULE}.part", "yields, and nothing of it would run"),
     ],
 )
 def test_one_that_cannot_be_imported_or_called_is_refused_in_a_line(

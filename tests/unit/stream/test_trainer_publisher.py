@@ -26,6 +26,7 @@ from hotswap.stream import (
 )
 from hotswap.stream.aggregate import DIRECTORY
 from hotswap.stream.layout import INDEX, directory_of, read_index
+from hotswap.stream.publisher_tensors import host_tensors
 from hotswap.weights.folder import Folder
 from tests.unit.stream.faulty_disk import FaultyDisk, failing
 from tests.unit.stream.streams import contents_of
@@ -143,6 +144,26 @@ def test_an_aggregate_takes_late_readers_there_at_once(trainer: Trainer) -> None
     for version in (1, 2, 3, 4):
         directory_of(trainer.source, version).rename(trainer.root / f"gone-{version}")
     trainer.check()
+
+
+ODD = {
+    "one, of stride 0": torch.tensor(1.5).expand(1),
+    "one of two dimensions, of stride 0": torch.tensor(1.5).expand(1, 1),
+    "none, of numpy": torch.from_numpy(np.empty(0, np.float32)),
+    "one, of numpy": torch.from_numpy(np.array([2.5], np.float32)),
+    "many, of stride 0": torch.tensor(1.5).expand(3, 2),
+    "every other": torch.arange(12.0)[1::2],
+    "turned": torch.arange(6.0).reshape(2, 3).T,
+    "no dimension": torch.arange(3.0)[2],
+    "negative for who looks": torch.complex(torch.zeros(3), torch.arange(1.0, 4.0)).conj().imag,
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_tensors_of_odd_strides(odd: torch.Tensor) -> None:
+    [host] = host_tensors({"odd": odd})
+    assert (host.dtype, host.shape) == ("F32", tuple(odd.shape))
+    assert host.content.tobytes() == np.array(odd.tolist(), np.float32).tobytes()
 
 
 def test_numpy_arrays_and_tensors_that_are_not_contiguous(trainer: Trainer) -> None:
