@@ -41,6 +41,7 @@ from hotswap.http.dialect import dialect_of, paused_policy
 from hotswap.http.served import Served
 from hotswap.listening import ListeningConfig, is_told
 from hotswap.logs import configure_logs, tell_of_server
+from hotswap.loop_end import run_loop
 from hotswap.loops_at_start import load_loops
 from hotswap.plugin_hooks import with_options
 from hotswap.plugins import (
@@ -93,7 +94,7 @@ def run(settings: Settings, plugins: Plugins) -> None:
     _log.setLevel(logging.INFO)
     raise_limit()
     with take_port(settings.host, settings.port) as taken:
-        anyio.run(_serve, settings, plugins, model, taken)
+        run_loop(_serve(settings, plugins, model, taken))
 
 
 def take_port(host: str, port: int) -> socket.socket:

@@ -67,8 +67,8 @@ class StopSignals:
             loop.remove_signal_handler(number)
 
 
-def end_for_certain(*, after_s: float) -> None:
-    """End the process with code 0 once ``after_s`` have passed, if it has not ended by then.
+def end_for_certain(*, after_s: float, code: int = 0) -> None:
+    """End the process with ``code`` once ``after_s`` have passed, if it has not ended by then.
 
     For a source that does not answer on a worker thread, which nothing can cancel:
     weights live in memory, and nothing that is cut off here would have outlived the process.
@@ -77,7 +77,7 @@ def end_for_certain(*, after_s: float) -> None:
     def end() -> None:
         _log.warning("a thread has not ended after %g s: the process ends without it", after_s)
         logging.shutdown()
-        os._exit(0)
+        os._exit(code)
 
     timer = threading.Timer(after_s, end)
     timer.daemon = True
