@@ -29,10 +29,11 @@ async def write_everything(
     a rejection that comes after a direct write is a failure.
     """
     try:
-        if isinstance(transaction, Transaction):
-            while direct is not None and (bucket := await direct.next()) is not None:
-                await transaction.write(bucket)
-        await transaction.commit(stamp)
+        with contained("the update"):
+            if isinstance(transaction, Transaction):
+                while direct is not None and (bucket := await direct.next()) is not None:
+                    await transaction.write(bucket)
+            await transaction.commit(stamp)
     except (UpdateFailed, UpdateRolledBack):
         raise
     except Exception as error:
