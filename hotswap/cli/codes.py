@@ -35,10 +35,10 @@ def exit_code_of(error: BaseException) -> ExitCode:
     for kind, code in by_class:
         if isinstance(error, kind):
             return code
-    if isinstance(error, StreamError) and error.retryable:
-        return ExitCode.NO_ANSWER
     if isinstance(error, LocalDamaged):
         return ExitCode.NOT_WHOLE
+    if isinstance(error, StreamError) and error.retryable:
+        return ExitCode.NO_ANSWER
     if getattr(error, "__notes__", None) and weights_after(error) is WeightsAfter.UNTOUCHED:
         return ExitCode.STILL_PAUSED
     return {

@@ -15,7 +15,7 @@ import numpy as np
 from hotswap.errors import UpdateRejected
 from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM, checksum, new_hasher
-from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.errors import LocalDamaged, without_advice
 from hotswap.stream.log_files import OpenLog
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
@@ -81,7 +81,7 @@ def _what_is_wrong(
     except OSError as error:
         return f"{tensor.file.name}: cannot be read ({error})"
     except UpdateRejected as error:
-        return f"the log: {error}"
+        return f"the log: {without_advice(error)}"
     faults.checked(tensor.span.length)
     if seen == wanted:
         return None

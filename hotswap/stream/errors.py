@@ -29,6 +29,7 @@ __all__ = [
     "VersionMalformed",
     "VersionMissing",
     "raised_as",
+    "without_advice",
 ]
 
 
@@ -118,6 +119,12 @@ class LocalDiskFailed(StreamError):
 
 class OutsideRoots(StreamError):
     """A directory is not one that a pull may read from or write to."""
+
+
+def without_advice(error: Exception) -> str:
+    """What ``error`` says was seen, without that a version is to be published again: what was
+    seen is of a log, which a pull wrote."""
+    return str(error).partition("; publish ")[0]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from hotswap.weights.readable import AnyFolder
 __all__ = ["gone", "what_can_be_pulled"]
 
 _MOST_LOOKS = 4096
+_MOST_RUNS = 8
 
 
 def gone(
@@ -57,17 +58,38 @@ def what_can_be_pulled(
     open_one: Callable[[int], AnyFolder],
     names: Collection[str],
 ) -> str:
-    """The oldest of ``versions`` (ascending) that there is a way to from the base, from a full
-    version or from ``at_hand``, in words; indexes are read."""
-    reached = {0, *at_hand}
-    for version in list(versions)[:_MOST_LOOKS]:
+    """Which of ``versions`` (ascending) there is a way to from the base, from a full version or
+    from ``at_hand``, in words. Indexes are read where numbers do not follow on what can be."""
+    runs, reached, looks = list[list[int]](), {0, *at_hand}, 0
+    for version in versions:
         if version in at_hand:
             continue
-        try:
-            with open_one(version) as folder:
-                index: DeltaIndex | None = read_index(folder, version=version, names=names)
-        except UpdateRejected:
-            continue
-        if index is None or index.base_version in reached:
-            return f"the oldest that can still be pulled is {version}, pull that or a newer one"
-    return "no new copy can be made of them; publish a full version"
+        if runs and runs[-1][1] == version - 1:
+            runs[-1][1] = version
+            reached.add(version)
+        elif looks < _MOST_LOOKS:
+            looks += 1
+            if _is_reached(version, reached, open_one, names):
+                runs.append([version, version])
+                reached.add(version)
+    if not runs:
+        return "no new copy can be made of them; publish a full version"
+    if len(runs) == 1 and runs[0][1] == list(versions)[-1]:
+        oldest = runs[0][0]
+        return f"the oldest that can still be pulled is {oldest}, pull that or a newer one"
+    told = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs[-_MOST_RUNS:])
+    return f"of what is there only {told} can still be pulled; pull one of these"
+
+
+def _is_reached(
+    version: int,
+    reached: Collection[int],
+    open_one: Callable[[int], AnyFolder],
+    names: Collection[str],
+) -> bool:
+    try:
+        with open_one(version) as folder:
+            index: DeltaIndex | None = read_index(folder, version=version, names=names)
+    except UpdateRejected:
+        return False
+    return index is None or index.base_version in reached

@@ -20,7 +20,7 @@ from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 from hotswap.stream.blobs import Blob, Delta, blobs_of
 from hotswap.stream.disk import Disk
-from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.errors import LocalDamaged, without_advice
 from hotswap.stream.header import header_room, parse_header
 from hotswap.stream.layout import DeltaIndex, spelled
 from hotswap.stream.log import Holding, Log, LoggedVersion, file_of
@@ -66,7 +66,7 @@ class OpenLog(Closing):
         except (UpdateRejected, OSError) as error:
             self._stack.close()
             raise LocalDamaged(
-                f"{paths.log}: is not the log that the last pull left ({error})"
+                f"{paths.log}: is not the log that the last pull left ({without_advice(error)})"
             ) from error
         except BaseException:
             self._stack.close()

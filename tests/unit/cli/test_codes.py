@@ -14,6 +14,11 @@ from hotswap.cli.output import console_of, fail
 from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, StillPaused
 
 
+def a_retryable(error: errors.HotswapError) -> errors.HotswapError:
+    error.retryable = True
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -28,6 +33,7 @@ from hotswap.client import NoAnswer, NotReady, OutcomeUnknown, RequestRefused, S
         (stream.VersionMissing("x"), ExitCode.FAILED),
         (stream.DiskFull("x"), ExitCode.FAILED),
         (stream.LocalDamaged("x"), ExitCode.NOT_WHOLE),
+        (a_retryable(stream.LocalDamaged("x")), ExitCode.NOT_WHOLE),
         (errors.UpdateFailed("x"), ExitCode.NOT_WHOLE),
         (OutcomeUnknown("x"), ExitCode.UNKNOWN),
         (StillPaused("x"), ExitCode.STILL_PAUSED),

@@ -104,6 +104,7 @@ def test_what_verify_advises_mends_it(
     for fault in faults:
         assert fault.kind == "LocalDamaged"
         assert "pull the version again with --check" in fault.message
+        assert "publish" not in fault.message
     report = reach(stream, 1, keep, check=True)
     assert report.mode == "reseed"
     assert report.reason is not None

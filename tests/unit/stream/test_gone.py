@@ -87,6 +87,41 @@ def test_a_gap_further_back_advises_no_wait(tmp_path: Path) -> None:
     assert "pull again" not in str(refusal(stream, 2))
 
 
+@pytest.mark.parametrize(
+    ("encodings", "missing", "can", "told"),
+    [
+        (("xor", "xor", "xor", "xor"), (2,), (1,), "of what is there only 1 can still"),
+        (
+            ("xor", "xor", "xor", "full", "gap"),
+            (2,),
+            (1, 4, 5),
+            "only 1, 4 to 5 can still",
+        ),
+        (
+            ("xor", "xor", "full", "gap", "xor", "xor"),
+            (1, 5),
+            (3, 4),
+            "only 3 to 4 can",
+        ),
+        (("xor", "xor", "full", "gap"), (1,), (3, 4), "the oldest that can still be pulled is 3"),
+    ],
+)
+def test_what_can_be_pulled_around_a_gap(
+    encodings: tuple[str, ...],
+    missing: tuple[int, ...],
+    can: tuple[int, ...],
+    told: str,
+    tmp_path: Path,
+) -> None:
+    stream = Stream(tmp_path, *encodings)
+    for version in missing:
+        shutil.rmtree(directory_of(stream.source, version))
+    assert told in str(refusal(stream, missing[0]))
+    for version in range(1, len(stream.tensors)):
+        shutil.rmtree(stream.local, ignore_errors=True)
+        (reach if version in can else refusal)(stream, version)
+
+
 def test_a_source_that_cannot_be_listed_any_more_is_not_ready(tmp_path: Path) -> None:
     stream = Stream(tmp_path, "xor")
     shutil.rmtree(stream.source)
