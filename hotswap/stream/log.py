@@ -29,6 +29,7 @@ from hotswap.stream.checksums import CHECKSUMS
 from hotswap.stream.encodings import Encoding
 from hotswap.stream.errors import LocalDamaged, StreamError
 from hotswap.stream.layout import is_number, spelled
+from hotswap.stream.seal import is_as_sealed, sealed
 from hotswap.stream.state import (
     Reserved,
     State,
@@ -224,7 +225,7 @@ def check_plain(directory: Path) -> None:
 
 def spelled_log(log: Log) -> bytes:
     """``log`` as it is written."""
-    return json.dumps(msgspec.to_builtins(log)).encode()
+    return sealed(json.dumps(msgspec.to_builtins(log)).encode())
 
 
 def _marker_text(paths: Reserved) -> bytes | None:
@@ -242,7 +243,7 @@ def _parsed_log(text: bytes | None, plain: State, on: str) -> Log | None:
         log = msgspec.json.decode(text or b"", type=Log)
     except (ValueError, RecursionError):
         return None
-    sound = log.format == LOG_FORMAT and log.on == on
+    sound = log.format == LOG_FORMAT and log.on == on and is_as_sealed(text or b"")
     return log if sound and _is_chain(log.versions, plain.number) else None
 
 

@@ -23,6 +23,7 @@ import xxhash
 from hotswap.stream.disk import Disk
 from hotswap.stream.errors import OutsideRoots
 from hotswap.stream.layout import spelled
+from hotswap.stream.seal import is_as_sealed, sealed
 
 __all__ = [
     "FORMAT",
@@ -172,6 +173,7 @@ def parsed(text: bytes | None) -> State | None:
     try:
         state = msgspec.json.decode(text or b"", type=State)
         sound = state.format == FORMAT and state.number >= 0 and are_plain(state.files)
+        sound = sound and is_as_sealed(text or b"")
         return state if sound else None
     except (ValueError, RecursionError):
         return None
@@ -193,7 +195,7 @@ def are_plain(names: Iterable[str]) -> bool:
 
 def spelled_out(state: State) -> bytes:
     """``state`` as it is written."""
-    return json.dumps(msgspec.to_builtins(state), indent=1).encode()
+    return sealed(json.dumps(msgspec.to_builtins(state), indent=1).encode())
 
 
 def digest_of(text: bytes | None) -> str | None:

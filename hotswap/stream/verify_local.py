@@ -92,6 +92,7 @@ def _as_damage(local: Path, error: UpdateRejected) -> UpdateRejected:
 
 def _check_names(local: Path, stored: StoredTensors, state: State, faults: Faults) -> None:
     for name in sorted(stored.tensors.keys() ^ state.tensors.keys()):
-        which = "was not there" if name in stored.tensors else "is gone"
-        message = f"{local}: tensor {name!r:.200} {which} when the last pull ended{_ADVICE}"
+        here = name in stored.tensors
+        which = "was not there when the last pull ended" if here else "is gone"
+        message = f"{local}: tensor {name!r:.200} {which}{_ADVICE}"
         faults.add(str(local), LocalDamaged(message), name)

@@ -41,6 +41,14 @@ def cut_state(local: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
+def other_version(local: Path) -> None:
+    """One bit of it: well-formed, and of another version."""
+    path = Reserved(local).state
+    text = path.read_bytes()
+    at = text.index(b'"version": "00000') + len(b'"version": "00000')
+    path.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+
+
 class Copy(Models):
     """Model ``b`` pulled in the way ``keep``."""
 
@@ -85,7 +93,7 @@ def test_no_reader_takes_it_until_a_pull_made_it_anew(
     assert main(["check", str(copy.local), "--model", str(copy.a)]) == 0
 
 
-@pytest.mark.parametrize("lose", [no_state, cut_state])
+@pytest.mark.parametrize("lose", [no_state, cut_state, other_version])
 @pytest.mark.parametrize("keep", mostly_long(KEEPS, but=[Keep.LOG]))
 def test_nor_one_whose_state_is_lost(
     tmp_path: Path, keep: Keep, lose: Callable[[Path], None], capsys: Capture

@@ -63,6 +63,12 @@ def other_checksum(stream: Stream) -> None:
     edit_log(stream, versions=[version | {"checksum_format": "md5"} for version in versions])
 
 
+def other_bit(stream: Stream) -> None:
+    """Well-formed, and of a tensor of another name."""
+    path = Reserved(stream.local).log_marker
+    path.write_bytes(path.read_bytes().replace(b"layers.0", b"layers.1", 1))
+
+
 def junk(stream: Stream) -> None:
     Reserved(stream.local).log_marker.write_text("[" * 10_000)
 
@@ -90,6 +96,7 @@ def edit_log(stream: Stream, **change: object) -> None:
         no_number,
         other_checksum,
         junk,
+        other_bit,
         directory,
         nothing,
     ],
