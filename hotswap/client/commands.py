@@ -13,7 +13,14 @@ from hotswap.client.errors import (
     StillPaused,
 )
 from hotswap.client.fields import Fields
-from hotswap.client.replies import body_of, command_error, fields_of, is_success, message_of
+from hotswap.client.replies import (
+    body_of,
+    command_error,
+    fields_of,
+    is_signed,
+    is_success,
+    message_of,
+)
 from hotswap.client.session import Budget, Fence, ServerKind, Session
 from hotswap.client.shown import ServerState, server_state, sglang_state
 from hotswap.errors import HotswapError, InFlight
@@ -37,8 +44,7 @@ def pause(session: Session, *, mode: str | None, budget: Budget) -> Steps[None]:
 
     Raises: NoAnswer, RequestRefused, ReplyMalformed, CommandError.
     """
-    body = {} if mode is None else {"mode": str(mode)}
-    reply = yield from session.ask("/pause_generation", budget, body=body)
+    reply = yield from _ask_to_pause(session, mode, budget)
     _done(session, "/pause_generation", reply)
 
 
@@ -131,7 +137,11 @@ def wait_ready(session: Session, *, budget: Budget) -> Steps[None]:
 def enter_fence(session: Session, fence: Fence, *, budget: Budget) -> Steps[None]:
     """Pause; also inside another fence, whose own pause may not be in effect yet."""
     session.fences.append(fence)
-    yield from pause(session, mode=fence.mode, budget=budget)
+    reply = yield from _ask_to_pause(session, fence.mode, budget)
+    # A refusal speaks of the last request alone, and one that nobody signed may be of something
+    # on the way that has passed the request on.
+    fence.in_doubt = reply.after_loss or not (is_success(reply) or is_signed(reply))
+    _done(session, "/pause_generation", reply)
 
 
 def leave_fence(
@@ -150,7 +160,7 @@ def leave_fence(
     """
     # Not the last one that was entered: fences of several tasks overlap as they like.
     session.fences.remove(fence)
-    if session.fences or (entering and _surely_refused(error)):
+    if session.fences or (entering and not fence.in_doubt and _surely_refused(error)):
         return
     try:
         yield from resume(session, budget=budget)
@@ -162,6 +172,12 @@ def leave_fence(
         if error is None:
             raise StillPaused(told) from failure
         error.add_note(told)
+
+
+def _ask_to_pause(session: Session, mode: str | None, budget: Budget) -> Steps[Reply]:
+    body = {} if mode is None else {"mode": str(mode)}
+    reply = yield from session.ask("/pause_generation", budget, body=body)
+    return reply
 
 
 def _surely_refused(error: BaseException | None) -> bool:

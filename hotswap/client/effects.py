@@ -50,7 +50,8 @@ class Reply:
 
     That of a stream has no body. ``flaw`` says why the body was not read, if it was not.
     ``key`` is the name of the key that the request brought, and ``hide`` takes the client's
-    keys out of a text that is shown of the reply.
+    keys out of a text that is shown of the reply. ``after_loss``: the same request was sent
+    before, and its reply was lost.
     """
 
     status: int
@@ -59,6 +60,7 @@ class Reply:
     flaw: str | None = None
     key: str | None = field(default=None, compare=False)
     hide: Callable[[str], str] = field(default=str, repr=False, compare=False)
+    after_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,11 +58,15 @@ class ServerKind(StrEnum):
     SGLANG = "sglang"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Fence:
-    """One ``paused()`` that is open, and its mode. Two of them are never the same."""
+    """One ``paused()`` that is open, and its mode. Two of them are never the same.
+
+    ``in_doubt``: its pause may be in effect, although it was refused.
+    """
 
     mode: str | None = None
+    in_doubt: bool = False
 
 
 class Budget:
@@ -213,12 +217,15 @@ class Session:
         ``patient`` also waits for a server that is busy with another command.
         Returns the reply, which may be an error. Raises: NoAnswer; ReplyMalformed for a page.
         """
+        lost = False
         while True:
             try:
                 reply = yield from self.ask_once(path, budget, body=body, probe=probe)
             except NoReply as error:
+                lost = lost or error.sent
                 yield from self.wait_or_give_up(path, budget, error)
                 continue
+            reply = replace(reply, after_loss=lost)
             if is_success(reply):
                 return no_page(reply, at=f"{self.url}{path}")
             pause_s = budget.pause_s(_RETRY_S)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hotswap.client import commands
-from hotswap.client.effects import Steps
+from hotswap.client.effects import NoReply, Steps
 from hotswap.client.errors import NoAnswer, NotReady, RequestRefused, StillPaused
 from hotswap.client.session import Fence, ServerKind, Session
 from hotswap.errors import HotswapError, IllegalCommand, InFlight, UpdateRejected
@@ -16,6 +16,7 @@ from tests.unit.client.script import LOST, NEVER_SENT, Answer, Script, raised, r
 
 BUSY = reply(409, {"error": {"code": "busy", "message": "another", "retryable": True}})
 REFUSED = reply(409, {"error": {"code": "conflict", "message": "no", "retryable": False}})
+CUT = NoReply("RemoteProtocolError: cut", sent=True)
 FULL = reply(400, {"message": "2 requests hold KV"})
 
 
@@ -234,6 +235,26 @@ def test_a_pause_that_may_be_in_effect_is_continued(error: BaseException) -> Non
     script.answers = [reply(200)]
     script.run(leave(script, error, entering=True))
     assert script.paths == ["/pause_generation", "/continue_generation"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([CUT, REFUSED], IllegalCommand),
+        ([CUT, reply(403)], RequestRefused),
+        ([reply(404)], RequestRefused),
+        ([reply(401)], RequestRefused),
+    ],
+)
+def test_a_pause_whose_refusal_is_in_doubt_is_continued(
+    answers: list[Answer], kind: type[HotswapError]
+) -> None:
+    script = Script(*answers)
+    error = raised(kind, lambda: script.run(enter(script)))
+    script.answers = [reply(200)]
+    script.run(leave(script, error, entering=True))
+    assert script.paths[-1] == "/continue_generation"
+    assert script.session.fences == []
 
 
 def test_a_pause_that_was_refused_is_not() -> None:
