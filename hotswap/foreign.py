@@ -28,6 +28,7 @@ __all__ = [
     "class_name",
     "contained",
     "is_ours",
+    "loggable",
     "on_a_thread",
     "one_line",
     "reason_of",
@@ -171,6 +172,16 @@ def trace_of(error: BaseException) -> str:
 def sendable(text: str) -> str:
     """``text`` as Unicode: half characters (``"\\ud800"``) become escapes."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def loggable(error: BaseException) -> BaseException:
+    """``error``, for a log whose formatter need not be ours; where it or what it came of cannot
+    be looked at, an exception that has its traceback as text."""
+    try:
+        traceback.format_exception(error)
+    except BaseException:
+        return RuntimeError(trace_of(error))
+    return error
 
 
 def _passes(error: BaseException) -> bool:

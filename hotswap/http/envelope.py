@@ -7,7 +7,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotswap.errors import HotswapError
-from hotswap.foreign import contained, words_of
+from hotswap.foreign import contained, loggable, words_of
 from hotswap.http.dialect import Dialect
 from hotswap.http.errors import (
     INTERNAL,
@@ -74,9 +74,9 @@ class ErrorEnvelope:
             wire = wire_of(error)
             place = f"{scope['method']} {words_of(scope['path'])}"
             if wire is INTERNAL:
-                _log.exception("%s failed", place)
+                _log.error("%s failed", place, exc_info=loggable(error))
             elif isinstance(error, PluginRouteFailed):
-                _log.error("%s: %s", place, error, exc_info=error)
+                _log.error("%s: %s", place, error, exc_info=loggable(error))
             elif wire.status in (500, 504):
                 _log.warning("%s: %s: %s", place, wire.code, words_of(error))
             reply = error_reply(error, dialect=self._dialect, kind=scope.get("hotswap.kind"))

@@ -190,3 +190,20 @@ async def test_a_route_of_ours_that_meets_such_an_engine_is_a_500(
         assert reply.status_code == 500
         assert "error" in reply.json()
     assert (await serving.json("GET", "/health"))[0] == 200
+
+
+@pytest.mark.parametrize("attribute", ["__class__", "__traceback__", "__cause__", "__notes__"])
+async def test_a_route_that_raises_what_cannot_be_looked_at_is_a_500_that_names_the_plugin(
+    serve: Callable[..., Serving], attribute: str
+) -> None:
+    def read(self: object) -> object:
+        raise SystemExit(attribute)
+
+    hostile: type[Exception] = type("Hostile", (Exception,), {attribute: property(read)})
+    endpoints = failing(lambda: hostile("mine"))
+    serving = serve(plugins=plugins_with(*endpoints.items()))
+    for path in endpoints:
+        status, body = await serving.json("GET", path)
+        assert (status, body["error"]["code"]) == (500, "internal_error")
+        assert f"the route {path} of the plug-in {NAME} failed" in body["error"]["message"]
+    assert (await serving.json("GET", "/status"))[0] == 200
