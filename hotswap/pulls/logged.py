@@ -19,7 +19,7 @@ from hotswap.pulls.log_changes import LogChanges
 from hotswap.pulls.told_damage import told_as_damage
 from hotswap.sparse.origin import Origin
 from hotswap.stream.apply import fold
-from hotswap.stream.errors import DeltaDamaged, LocalDamaged
+from hotswap.stream.errors import DeltaDamaged, LocalDamaged, without_advice
 from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
@@ -65,7 +65,8 @@ class LoggedTensor:
         try:
             whole = fold(content, self._log.deltas(self.spec.name)) is not None
         except (DeltaDamaged, LocalDamaged) as error:
-            raise self._damaged(f"tensor {self.spec.name!r}: {error}") from error
+            seen = without_advice(error)
+            raise self._damaged(f"tensor {self.spec.name!r}: {seen}") from error
         if not whole:
             raise self._damaged(
                 f"tensor {self.spec.name!r}: the file and the versions in the log beside it do not "

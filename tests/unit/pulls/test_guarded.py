@@ -54,6 +54,7 @@ async def test_it_is_not_served_and_the_next_pull_mends_it(
         await served.pull(1)
         with pytest.raises(LocalDamaged, match="pull it again, which makes the copy anew") as told:
             await served.load(version=1)
+        assert "publish it again" not in str(told.value)
         assert not told.value.retryable
         assert checksums(served.target) == before
         await served.pull(1)
