@@ -1,7 +1,8 @@
 """Whether a full version is one of the model that its stream is about.
 
 Rule: every version has the tensors of the base, each of the same dtype and shape. A full
-version has no checksums: that is how one wrong byte in its headers shows.
+version has no checksums: that is how one wrong byte in its headers shows. It may have more of
+them: a trainer may write out a tensor that the base only has tied to another.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Shapes:
         return cls(place=str(stored.folder.path), of=of)
 
     def check(self, full: StoredTensors) -> None:
-        """Raises: VersionMalformed naming the first tensor of ``full`` that is not as here."""
+        """Raises: VersionMalformed naming the first tensor that ``full`` has not as here."""
         other = Shapes.seen_in(full)
-        for name in sorted(self.of.keys() | other.of.keys()):
-            seen, wanted = other.of.get(name, "not there"), self.of.get(name, "not there")
+        for name, wanted in sorted(self.of.items()):
+            seen = other.of.get(name, "not there")
             if seen != wanted:
                 raise VersionMalformed(
                     f"{other.place}: tensor {name!r:.200} is {seen}, wanted it as in "

@@ -133,6 +133,15 @@ def test_a_full_version_of_other_tensors_is_refused_by_name(
     assert prune(stream.source, keep=1).kept == (3, 4)
 
 
+def test_a_full_version_may_write_out_what_its_base_ties(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "full")
+    full = stream.tensors[1] | {"lm_head.weight": stream.tensors[1]["layers.0.weight"].copy()}
+    save(directory_of(stream.source, 1) / FULL, full)
+    pull(stream.local, stream.source, 1, base_dir=stream.base)
+    assert contents_of(stream.local).keys() == full.keys()
+    assert verify_source(stream.source, base_dir=stream.base).faults == ()
+
+
 def test_a_full_version_after_a_chain_that_is_broken_is_judged_by_itself(tmp_path: Path) -> None:
     """It may be there because of that; what leads nowhere goes."""
     stream = Stream(tmp_path, "xor", "xor", "full")
