@@ -153,13 +153,14 @@ async def test_a30_writing_is_seen_as_updating(
 async def test_a30_a_dead_engine_is_not_healthy(a: Path, b: Path, dialect: str) -> None:
     """Everything is answered all the same (O4)."""
 
-    def die(at: int) -> None:
-        if at == 3:
-            raise SystemExit("injected: the engine's thread ends")
+    def die(*_: object) -> None:
+        raise SystemExit("injected: the engine's thread ends")
 
-    async with serving(watched(load(a), before_write=die), dialect=dialect) as server:
-        answer = await server.client.post(PATH, model_path=str(b))
-        refusal(dialect, "update failed", answer)
+    loaded = load(a)
+    loaded.model.register_forward_pre_hook(die)
+    async with serving(loaded, dialect=dialect) as server:
+        ended = await server.client.call("POST", "/generate", {"input_ids": [1]})
+        assert ended.status_code >= 400, ended.text
 
         health = await server.client.call("GET", "/health")
         assert health.status_code == 503
