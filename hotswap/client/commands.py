@@ -139,8 +139,9 @@ def enter_fence(session: Session, fence: Fence, *, budget: Budget) -> Steps[None
     session.fences.append(fence)
     reply = yield from _ask_to_pause(session, fence.mode, budget)
     # A refusal speaks of the last request alone, and one that nobody signed may be of something
-    # on the way that has passed the request on.
-    fence.in_doubt = reply.after_loss or not (is_success(reply) or is_signed(reply))
+    # on the way that has passed the request on. Without the route there is nothing to continue.
+    known = is_success(reply) or is_signed(reply) or reply.status in (404, 405)
+    fence.in_doubt = reply.after_loss or not known
     _done(session, "/pause_generation", reply)
 
 

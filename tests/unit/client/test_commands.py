@@ -242,7 +242,7 @@ def test_a_pause_that_may_be_in_effect_is_continued(error: BaseException) -> Non
     [
         ([CUT, REFUSED], IllegalCommand),
         ([CUT, reply(403)], RequestRefused),
-        ([reply(404)], RequestRefused),
+        ([reply(400)], RequestRefused),
         ([reply(401)], RequestRefused),
     ],
 )
