@@ -262,9 +262,10 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path: Path, capsys: Capture) ->
     state = local / ".weight_sync" / "state.json"
     state.unlink()
     state.symlink_to(state)
-    for command in ("inspect", "verify"):
-        told = shown(capsys, command, local, code=1)["error"]
-        assert str(state) in told["message"]
+    # What is wrong with it, and what that means for the bytes.
+    for command, code, says in (("inspect", 1, str(state)), ("verify", 4, "its state or log is")):
+        told = shown(capsys, command, local, code=code)["error"]
+        assert says in told["message"]
         assert told["weights"] == "untouched"
 
 
