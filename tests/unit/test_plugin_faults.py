@@ -229,7 +229,7 @@ async def test_a_hook_that_exits_does_not_end_the_server(
     async def pre_read(source: str, version: str | None) -> None:
         raise SystemExit(3)
 
-    with pytest.raises(UpdateRejected, match="a: pre-read hook failed: .*SystemExit: 3"):
+    with pytest.raises(UpdateRejected, match=r"a: pre-read hook failed: .*SystemExit: 3"):
         await PreReadHook(name="a", call=pre_read)("x", None)
     change: Any = "a change"
     ChangedHook(name="a", call=stop(SystemExit(3)))(change)
