@@ -3,14 +3,12 @@ import os
 import socket
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import hotswap
 from hotswap import __version__
-from hotswap import plugins as plugin_finding
 from hotswap.cli import main
 
 
@@ -314,55 +312,6 @@ def test_an_engine_that_is_not_there_loads_nothing(
     error = capsys.readouterr().err
     assert "did you mean 'embedded'?" in error
     assert "loading" not in error
-
-
-def test_plugins_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plugins", "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert set(shown) == {"plugins", "refused"}
-    for plugin in shown["plugins"]:
-        assert set(plugin) == {
-            "name",
-            "version",
-            "module",
-            "hooks",
-            "strategies",
-            "engines",
-            "flags",
-            "routes",
-        }
-
-
-def test_plugins_that_were_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = EntryPoint(name="broken", value="hotswap_no_such_module", group="hotswap")
-    monkeypatch.setattr(plugin_finding, "installed_entry_points", lambda group: ([refused], []))
-
-    assert run("plugins") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("refused  ")
-    assert "hotswap_no_such_module" in shown
-
-
-def test_no_plugins_at_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugin_finding, "installed_entry_points", lambda group: ([], []))
-
-    assert run("plugins") == 0
-    assert "hotswap-disk" in capsys.readouterr().out
-
-
-def test_plugins_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    run("plugins", "--json")
-    names = [plugin["name"] for plugin in json.loads(capsys.readouterr().out)["plugins"]]
-
-    assert run("plugins") == 0
-    shown = capsys.readouterr().out
-    assert shown.strip()
-    for name in names:
-        assert f"loaded   {name} " in shown
 
 
 @pytest.mark.parametrize(

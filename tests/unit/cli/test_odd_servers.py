@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -24,7 +22,6 @@ from hotswap.client.shown import server_state
 from hotswap.testing import make_checkpoint
 from tests.unit.answering import Answer, answering
 from tests.unit.client.script import status
-from tests.unit.stream.streams import PUBLISHED
 
 Capture = pytest.CaptureFixture[str]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\u2028\u202egpj\u2066\u200b\ufeff\U000e0041[/red]"
@@ -352,67 +349,6 @@ def test_ctrl_c_is_told_in_one_line(checkpoint: Path, capsys: Capture) -> None:
             assert capsys.readouterr().err == f"hotswap {command[0]}: stopped by Ctrl-C\n"
         somebody.is_due = True
         assert main(["watch", "--url", url, "--json"]) == ExitCode.DONE
-
-
-# --- nobody reads it
-
-
-def full() -> int:
-    return os.open("/dev/full", os.O_WRONLY)
-
-
-def broken() -> int:
-    reading, writing = os.pipe()
-    os.close(reading)
-    return writing
-
-
-def into(
-    stdout: Callable[[], int], command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> int | str | None:
-    with open(stdout(), "w", encoding="utf-8") as nowhere, monkeypatch.context() as changed:
-        changed.setattr("sys.stdout", nowhere)
-        return main(command)
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("stdout", [full, broken])
-def test_a_stdout_that_takes_nothing(
-    stdout: Callable[[], int],
-    as_json: bool,
-    checkpoint: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    flags = ["--json"] if as_json else []
-    with answering(lying()) as url:
-        for command in (
-            ["check", str(checkpoint)],
-            ["plugins"],
-            ["completion", "bash"],
-            ["inspect", str(PUBLISHED / "source"), "--no-density"],
-            ["state", "--url", url],
-            ["watch", "--url", url, "--every-s", "60"],
-        ):
-            assert into(stdout, [*command, *flags], monkeypatch) == ExitCode.FAILED
-            said = capsys.readouterr().err
-            if stdout is broken:
-                assert said == ""
-            else:
-                assert said.startswith(f"hotswap {command[0]}: done, but its result cannot be ")
-                assert "No space left on device" in said
-                assert said.count("\n") == 1
-
-
-def test_names_that_are_no_text(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
-    shutil.copytree(checkpoint, directory)
-    reading, writing = os.pipe()
-    assert into(lambda: writing, ["check", directory], monkeypatch) == ExitCode.DONE
-    with open(reading, "rb") as said:
-        assert rb"/\udcff: " in said.read()
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://", "server:30000"])

@@ -112,7 +112,7 @@ def until_one_waits_at_the_gate() -> None:
         entering in [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
         for innermost in sys._current_frames().values()
     ):
-        time.sleep(0.001)
+        time.sleep(0.001)  # the gate tells nobody that somebody waits there
 
 
 async def until_answered(client: httpx.AsyncClient, serving: asyncio.Task[None]) -> None:
