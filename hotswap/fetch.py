@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import anyio
 
@@ -182,6 +182,19 @@ async def _leave(
     raise failure
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A stage that knows which bytes it should have."""
+
+    def check_before_writing(self) -> None:
+        """Compare everything that ``buckets`` will deliver. Blocks; while it still serves, for an
+        update that writes straight into live weights.
+
+        Raises: UpdateRejected for what is damaged.
+        """
+        ...
+
+
 class Buckets:
     """The buckets of a stage, each made on a worker thread when it is asked for."""
 
@@ -189,6 +202,14 @@ class Buckets:
         self._stage = stage
         self._iterator: Iterator[Bucket] | None = None
         self._ahead: list[Bucket | None] = []
+
+    async def check(self) -> None:
+        """Let a stage that is ``Checked`` look at everything, before anything is stopped for it.
+
+        Raises: whatever it raises for what is not to be written.
+        """
+        if isinstance(self._stage, Checked):
+            await on_worker_thread(self._stage.check_before_writing)
 
     async def peek(self) -> None:
         """Have the next bucket ready. Raises: whatever the source raised."""

@@ -213,6 +213,10 @@ class UpdatePipeline:
             if not direct:
                 attempt.enter(Phase.STAGING)
                 await _stage_everything(transaction, plan, gathering)
+            else:
+                # Requests would wait for it, and what is found after a write cannot be undone.
+                with rejecting(f"checking {words_of(attempt.update.source)!r}"):
+                    await buckets.check()
             attempt.staged = time.perf_counter()
             return await self._change_weights(
                 attempt, plan, transaction, buckets if direct else None

@@ -1,14 +1,17 @@
 """A local checkpoint that is loaded as a whole is what the last pull left, or is not loaded.
 
-Rule: a bucket is read and compared before it is delivered, while it still serves when it is
-staged; the load then finds its bytes in the page cache. What is damaged is written down, so
-that the next pull looks too and makes the copy anew.
+Rules:
+
+* Everything is read and compared while it still serves: a bucket before it is staged, all of
+  them before the pause of an update that writes straight into live weights. The load then finds
+  the bytes in the page cache.
+* What is damaged is written down, so that the next pull looks too and makes the copy anew.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
@@ -18,8 +21,8 @@ import torch
 from hotswap.niceness import give_way
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.errors import LocalDamaged
-from hotswap.stream.parallel import run_all
-from hotswap.types import Bucket
+from hotswap.stream.parallel import Task, run_all
+from hotswap.types import Bucket, Readable
 from hotswap.weights.file_tensor import FileTensor
 
 __all__ = ["CopyGuard", "Damaged"]
@@ -48,9 +51,19 @@ class CopyGuard:
         """Read the tensors of ``bucket`` that lie in files as they are; what a log changes
         compares itself. Blocks. Raises: LocalDamaged, OSError."""
         plain = [payload for _, payload in bucket if isinstance(payload, FileTensor)]
-        workers = min(_MAX_THREADS, os.cpu_count() or 1)
-        with ThreadPoolExecutor(workers, "hotswap-check", initializer=give_way) as pool:
-            run_all(pool, [(one.spec.size_bytes, partial(self._check, one)) for one in plain])
+        _run([(one.spec.size_bytes, partial(self._check, one)) for one in plain])
+
+    def check_whole(self, bucket: Bucket) -> None:
+        """Read all of ``bucket``, for who cannot undo what is written before a damaged tensor is
+        met. Blocks. Raises: LocalDamaged, OSError."""
+        self.check(bucket)
+        _run(
+            [
+                (payload.spec.size_bytes, partial(_read, payload))
+                for _, payload in bucket
+                if isinstance(payload, Readable) and not isinstance(payload, FileTensor)
+            ]
+        )
 
     def _check(self, tensor: FileTensor) -> None:
         wanted = self._digests.get(tensor.spec.name)
@@ -60,6 +73,16 @@ class CopyGuard:
             f"tensor {tensor.spec.name!r:.200} has the checksum {seen}, but the last pull left "
             f"{wanted}"
         )
+
+
+def _run(tasks: Sequence[Task]) -> None:
+    workers = min(_MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers, "hotswap-check", initializer=give_way) as pool:
+        run_all(pool, tasks)
+
+
+def _read(payload: Readable) -> None:
+    payload.read_into(torch.empty(payload.spec.shape, dtype=payload.spec.dtype))
 
 
 def _digest_of(tensor: FileTensor) -> str:

@@ -108,7 +108,8 @@ def lay_log_over(
     _check_files(checkpoint, held, damaged)
     if held.log is not None:
         _lay_over(checkpoint, held, allowed, damaged)
-    checkpoint.before_bucket = CopyGuard(held.plain.tensors, damaged=damaged).check
+    guard = CopyGuard(held.plain.tensors, damaged=damaged)
+    checkpoint.before_bucket, checkpoint.before_writing = guard.check, guard.check_whole
 
 
 def _check_files(checkpoint: Checkpoint, held: Holding, damaged: Damaged) -> None:

@@ -56,13 +56,15 @@ class Checkpoint(Closing):
         ``origin`` is which bytes these are (a ``hotswap.sparse.Origin``), and ``changes`` how
         they came about (a ``hotswap.sparse.staging.Changes``), for who opens one to say that
         knows; None at first. So is ``before_bucket``, which looks at each bucket before it is
-        delivered, and raises for one that is not to be.
+        delivered, and raises for one that is not to be, and ``before_writing``, which does so for
+        ``check_before_writing``, of everything that could be met when it is too late.
         """
         self.path = path
         self.files: tuple[OpenFile, ...] = tuple(files)
         self.origin: object | None = None
         self.changes: object | None = None
         self.before_bucket: Callable[[Bucket], None] | None = None
+        self.before_writing: Callable[[Bucket], None] | None = None
         self._payloads = dict(payloads)
         self._resources = resources
         self._manifest = manifest
@@ -120,6 +122,17 @@ class Checkpoint(Closing):
     def manifest(self) -> Manifest:
         """Everything that ``buckets`` delivers, with both configurations."""
         return self._manifest
+
+    def check_before_writing(self) -> None:
+        """Look at every bucket now, with ``before_writing``, and at none when it is delivered.
+
+        Blocks. Raises: what ``before_writing`` does.
+        """
+        if self.before_writing is None:
+            return
+        for bucket in self._in_order():
+            self.before_writing(bucket)
+        self.before_bucket = None
 
     def buckets(self) -> Iterator[Bucket]:
         """Every tensor once, in file order, about 256 MiB a bucket. Opens nothing.

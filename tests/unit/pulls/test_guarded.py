@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hotswap.errors import UpdateFailed
 from hotswap.pulls.guarded import CopyGuard
 from hotswap.pulls.logged import held_checkpoint
 from hotswap.sparse.cache import PATCHES
-from hotswap.state import State
+from hotswap.state import Change
 from hotswap.stream import Keep, LocalDamaged, directory_of, pull
 from hotswap.testing.delivered import delivered
 from hotswap.types import LoadMode
@@ -30,16 +29,16 @@ def a_plain_file(local: Path) -> None:
     path.write_bytes(content)
 
 
+WAYS = [
+    (Keep.FILES, a_plain_file),
+    (Keep.COPIES, a_plain_file),
+    (Keep.LOG, a_plain_file),
+    (Keep.LOG, a_blob),
+]
+
+
 @pytest.mark.parametrize("encoding", mostly_long(ENCODINGS, but=["gap"]))
-@pytest.mark.parametrize(
-    ("keep", "damage"),
-    [
-        (Keep.FILES, a_plain_file),
-        (Keep.COPIES, a_plain_file),
-        (Keep.LOG, a_plain_file),
-        (Keep.LOG, a_blob),
-    ],
-)
+@pytest.mark.parametrize(("keep", "damage"), WAYS)
 async def test_it_is_not_served_and_the_next_pull_mends_it(
     tmp_path: Path, encoding: str, keep: Keep, damage: Callable[[Path], None]
 ) -> None:
@@ -78,21 +77,50 @@ async def test_delta_pull_mends_it_when_it_is_asked_again(tmp_path: Path) -> Non
         served.assert_serves(trainer.states[1])
 
 
-async def test_straight_into_the_weights_it_leaves_them_untouched_or_refused(
-    tmp_path: Path,
+@pytest.mark.parametrize("encoding", mostly_long(ENCODINGS, but=["gap"]))
+@pytest.mark.parametrize(("keep", "damage"), WAYS)
+async def test_straight_into_the_weights_it_is_found_before_anything_stops(
+    tmp_path: Path, encoding: str, keep: Keep, damage: Callable[[Path], None]
 ) -> None:
     trainer = Trainer(tmp_path, state_of(1))
-    async with Served(trainer, tmp_path, boot=True) as served:
-        await served.pull(trainer.publish())
+    async with Served(trainer, tmp_path, boot=True, keep=keep) as served:
+        await served.pull(0)
+        await served.pull(trainer.publish(encoding=encoding))
         PATCHES.clear()
-        a_plain_file(served.local)
-        with pytest.raises((LocalDamaged, UpdateFailed)):
+        await served.load(trainer.base)  # nobody knows what changed since: all of it is read
+        damage(served.local)
+        stopped = list[Change]()
+        served.controller.machine.observe(stopped.append)
+        with pytest.raises(LocalDamaged, match="pull it again, which makes the copy anew"):
             await served.load(version=1, mode=LoadMode.DIRECT)
-        if served.controller.machine.state is not State.INVALID:
-            served.assert_serves(trainer.states[0])
+        assert stopped == []
+        served.assert_serves(trainer.states[0])
         await served.pull(1)
-        await served.load(version=1, mode=LoadMode.DIRECT)
+        report = await served.load(version=1, mode=LoadMode.DIRECT)
+        assert report.commit_mode == "full"
         served.assert_serves(trainer.states[1])
+
+
+@pytest.mark.parametrize("keep", Keep)
+def test_what_was_looked_at_before_writing_is_not_looked_at_again(
+    tmp_path: Path, keep: Keep
+) -> None:
+    trainer = Trainer(tmp_path, state_of(1))
+    local = tmp_path / "local"
+    for version in (0, trainer.publish()):
+        pull(local, trainer.source, version, base_dir=trainer.base, keep=keep)
+    looks = list[str]()
+    for first in (False, True):
+        with held_checkpoint(local) as checkpoint:
+            checkpoint.before_bucket = lambda _: looks.append("bucket")
+            checkpoint.before_writing = lambda _: looks.append("all")
+            if first:
+                checkpoint.check_before_writing()
+            assert delivered(checkpoint.buckets()).keys() == trainer.states[1].keys()
+    assert looks == ["bucket", "all"]
+    a_plain_file(local)
+    with held_checkpoint(local) as checkpoint, pytest.raises(LocalDamaged, match="pull it again"):
+        checkpoint.check_before_writing()
 
 
 async def test_where_nothing_can_be_written_down_another_pull_is_advised(tmp_path: Path) -> None:
@@ -114,6 +142,8 @@ def test_what_no_pull_keeps_is_delivered_as_it_is(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, state_of(1))
     with held_checkpoint(trainer.base) as checkpoint:
         assert checkpoint.before_bucket is None
+        checkpoint.check_before_writing()
+        assert delivered(checkpoint.buckets()).keys() == trainer.states[0].keys()
 
 
 def test_who_loads_it_by_itself_is_told_too(tmp_path: Path) -> None:
