@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 from hotswap.cli.bars import bars
 from hotswap.cli.codes import ExitCode
 from hotswap.cli.output import fail, print_json, print_text
-from hotswap.cli.places import refuse_no_source
 
 if TYPE_CHECKING:
-    from hotswap.errors import HotswapError
     from hotswap.stream import PreRead, PullReport
 
 __all__ = ["run_materialize", "run_pull"]
@@ -43,24 +41,8 @@ def run_pull(options: argparse.Namespace) -> ExitCode:
                 check=options.check,
             )
     except (HotswapError, ValueError, KeyboardInterrupt) as error:
-        return fail("pull", _no_source(error, options.source) or error, as_json=options.json)
+        return fail("pull", error, as_json=options.json)
     return _show(report, options)
-
-
-def _no_source(error: BaseException, source: str) -> HotswapError | None:
-    """What to say instead of a version that is not there yet, where none will ever be.
-
-    Looked for only then: what a hook brings may be what makes the place a source.
-    """
-    from hotswap.errors import HotswapError
-    from hotswap.stream import SourceNotReady
-
-    if isinstance(error, SourceNotReady) and error.absent:
-        try:
-            refuse_no_source(source)
-        except HotswapError as refusal:
-            return refusal
-    return None
 
 
 def run_materialize(options: argparse.Namespace) -> ExitCode:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream.errors import StreamError
+from hotswap.stream.errors import StreamError, without_advice
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.own_files import changed_sizes
 from hotswap.stream.small_files import small_faults
@@ -57,5 +57,5 @@ def _fault(path: Path, held: Holding) -> str | None:
     try:
         StoredTensors.at(path, with_log=True).close()
     except UpdateRejected as error:
-        return f"its files are not what the last pull left ({error})"
+        return f"its files are not what the last pull left ({without_advice(error)})"
     return None

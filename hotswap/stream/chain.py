@@ -10,6 +10,7 @@ from typing import TypeAlias
 from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import OutsideRoots, SourceNotReady, StreamError, VersionMissing
 from hotswap.stream.layout import DeltaIndex, directory_of, is_visible, read_index
+from hotswap.stream.no_source import no_source
 from hotswap.stream.objects import ObjectFolder, Objects
 from hotswap.stream.place import Place
 from hotswap.weights.folder import Folder
@@ -57,6 +58,9 @@ def open_version(source: Place, version: int, allowed: Allowed | None) -> AnyFol
         if directory.name not in os.listdir(source):
             raise _not_there(directory, version)
     except OSError as error:
+        unusable = no_source(source)
+        if unusable is not None:
+            raise unusable from error
         raise SourceNotReady(
             f"{source}: cannot be listed ({error.strerror}), wanted version {version} in it; "
             "look at the path, and pull again once it is there"

@@ -6,6 +6,7 @@ the version that it was, unless the message says otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,7 +61,10 @@ class SourceNotReady(StreamError):
 
 
 class SourceUnusable(StreamError):
-    """An object store cannot be used as it is: its extra, credentials or bucket are missing."""
+    """What was given as a source can be none, or cannot be used as it is.
+
+    A file, a checkpoint; an object store whose extra, credentials or bucket are missing.
+    """
 
 
 class VersionMissing(StreamError):
@@ -121,10 +125,13 @@ class OutsideRoots(StreamError):
     """A directory is not one that a pull may read from or write to."""
 
 
+_ADVICE = re.compile(r"; (?:publish|pull|wait|write|rename|remove|look|upload) ")
+
+
 def without_advice(error: Exception) -> str:
-    """What ``error`` says was seen, without that a version is to be published again: what was
-    seen is of a log, which a pull wrote."""
-    return str(error).partition("; publish ")[0]
+    """What ``error`` says was seen, without what it says is to be done: that is for who published
+    it, or waits for it, and what was seen is of a copy, which a pull wrote and makes anew."""
+    return _ADVICE.split(str(error), maxsplit=1)[0]
 
 
 @contextmanager

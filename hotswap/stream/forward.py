@@ -15,7 +15,13 @@ from hotswap.stream.base_check import base_blamed
 from hotswap.stream.blobs import Delta
 from hotswap.stream.chain import Chain
 from hotswap.stream.copy_check import refuse_damage
-from hotswap.stream.errors import DeltaDamaged, LocalDamaged, SourceNotReady, StreamError
+from hotswap.stream.errors import (
+    DeltaDamaged,
+    LocalDamaged,
+    SourceNotReady,
+    StreamError,
+    without_advice,
+)
 from hotswap.stream.in_files import OpenLocal, write_in_files
 from hotswap.stream.job import Job, read_unchanged
 from hotswap.stream.layout import spelled
@@ -104,9 +110,10 @@ def _from_the_beginning(job: Job, state: State, error: DeltaDamaged) -> PullRepo
     """
     if not state.number:
         raise error  # it was put on the beginning
-    _log.warning("%s; a new copy is tried", error)
+    seen = without_advice(error)
+    _log.warning("%s; a new copy is tried", seen)
     try:
-        return new_copy(job, str(error), at_once=True)
+        return new_copy(job, seen, at_once=True)
     except DeltaDamaged:
         raise error from None
     except (StreamError, OSError) as other:

@@ -23,7 +23,7 @@ import msgspec
 
 from hotswap.errors import UpdateRejected
 from hotswap.stream.disk import Disk
-from hotswap.stream.errors import LocalDamaged, StreamError
+from hotswap.stream.errors import LocalDamaged, StreamError, without_advice
 from hotswap.stream.finish import finish, forget
 from hotswap.stream.journal import JournalReader, JournalWriter, Outcome
 from hotswap.stream.lock import Held, exclusive
@@ -164,7 +164,7 @@ class LocalCheckpoint:
             self._check_own(state.files)
             stored = StoredTensors.at(self.directory, allowed=allowed, with_log=True)
         except UpdateRejected as error:
-            raise LocalDamaged(str(error)) from error
+            raise LocalDamaged(without_advice(error)) from error
         if stored.tensors.keys() != state.tensors.keys():
             stored.close()
             raise LocalDamaged(

@@ -14,6 +14,7 @@ from hotswap.stream.errors import SourceNotReady, raised_as
 from hotswap.stream.gone import gone
 from hotswap.stream.header import header_room
 from hotswap.stream.layout import DeltaIndex, directory_of, read_index
+from hotswap.stream.no_source import no_source
 from hotswap.stream.place import Place
 from hotswap.stream.source_file import header_text, size_of
 from hotswap.stream.stored import StoredTensor, StoredTensors, is_weight_file, opened_seed
@@ -51,13 +52,17 @@ class Source:
     def chain(self, target: int, *, at_hand: Collection[int] = ()) -> Chain:
         """How to reach ``target``.
 
-        Raises: as ``resolve``; VersionMissing also for a target that is gone.
+        Raises: as ``resolve``; VersionMissing also for a target that is gone, SourceUnusable for
+        what can be no source.
         """
         try:
             return resolve(target, at_hand=at_hand, open_one=self._open, names=self.names)
         except SourceNotReady as error:
             if not error.absent:
                 raise
+            unusable = no_source(self.path)
+            if unusable is not None:
+                raise unusable from error
             told = gone(
                 error,
                 self.path,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotswap.errors import UpdateRejected
-from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.errors import LocalBusy, LocalDamaged, StreamError, without_advice
 from hotswap.stream.journal import JournalReader
+from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
 from hotswap.stream.place import local_directory
@@ -15,6 +16,9 @@ from hotswap.stream.state import Reserved
 from hotswap.stream.stored import StoredTensors
 
 __all__ = ["LocalSurvey", "is_local", "survey_local"]
+
+_WAIT_S = 1.0
+"""How long for a pull that writes, before it is said that one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,26 @@ def is_local(directory: Path) -> bool:
 
 
 def survey_local(local: Path) -> LocalSurvey:
-    """Look at the state and at headers, without the lock and without reading weights."""
+    """Look at the state and at headers, without reading weights.
+
+    Pulls are not kept waiting: the lock is taken only where something looks wrong, which it may
+    while one writes.
+    """
     local = local_directory(local, "the local checkpoint")
+    seen = _seen(local)
+    if seen.trouble is None:
+        return seen
+    try:
+        with reading(local, timeout_s=_WAIT_S):
+            return _seen(local)
+    except LocalBusy:
+        trouble = "a pull is at work here, or holds it: look again when that is done"
+        return replace(seen, trouble=f"{trouble} ({seen.trouble})")
+    except StreamError:  # which is what the survey says
+        return _seen(local)
+
+
+def _seen(local: Path) -> LocalSurvey:
     paths = Reserved(local)
     held = holding_in(local)
     unfinished, trouble = _unfinished(paths)
@@ -104,7 +126,7 @@ def _there(local: Path, held: Holding) -> tuple[int, int, str | None]:
                 wrong if different else _log_trouble(local, held, stored),
             )
     except UpdateRejected as error:
-        return 0, 0, str(error)
+        return 0, 0, without_advice(error)
 
 
 def _log_trouble(local: Path, held: Holding, stored: StoredTensors) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hotswap.errors import UpdateRejected
 from hotswap.stream.copy_check import check_tensors
-from hotswap.stream.errors import LocalDamaged
+from hotswap.stream.errors import LocalDamaged, without_advice
 from hotswap.stream.lock import reading
 from hotswap.stream.log import Holding, holding_in
 from hotswap.stream.log_files import OpenLog
@@ -85,8 +85,10 @@ def _as_damage(local: Path, error: UpdateRejected) -> UpdateRejected:
     """Whatever keeps a copy from being opened, no waiting mends it."""
     sizes = list(changed_sizes(Reserved(local)))
     if isinstance(error, LocalDamaged) and not sizes:
-        return error
-    what = "; ".join(sizes) or f"its files are not what the last pull left ({error})"
+        return LocalDamaged(f"{error}{_ADVICE}")
+    what = (
+        "; ".join(sizes) or f"its files are not what the last pull left ({without_advice(error)})"
+    )
     return LocalDamaged(f"{local}: {what}{_ADVICE}")
 
 

@@ -41,7 +41,10 @@ async def test_what_is_wrong_with_a_source(name: str, keep: Keep, tmp_path: Path
         assert wanted.says in str(error)
         served.assert_serves(trainer.states[1])
 
-        shutil.rmtree(trainer.source)
+        if trainer.source.is_dir():
+            shutil.rmtree(trainer.source)
+        else:
+            trainer.source.unlink(missing_ok=True)
         kept.rename(trainer.source)
         await update(3)
         served.assert_serves(trainer.states[3])

@@ -15,6 +15,7 @@ from hotswap.stream import (
     DeltaDamaged,
     OutOfOrder,
     SourceNotReady,
+    SourceUnusable,
     StreamError,
     UnknownEncoding,
     VersionMalformed,
@@ -22,7 +23,7 @@ from hotswap.stream import (
     directory_of,
 )
 from hotswap.stream.layout import INDEX
-from tests.unit.stream.streams import edit_index
+from tests.unit.stream.streams import edit_index, made, write_checkpoint
 
 __all__ = ["FAILURES", "Failure"]
 
@@ -62,7 +63,42 @@ def _pruned(source: Path) -> None:
     edit_index(directory_of(source, 4), version="000004")
 
 
+def _emptied(source: Path) -> None:
+    shutil.rmtree(source)
+    source.mkdir()
+
+
+def _a_checkpoint(source: Path) -> None:
+    _emptied(source)
+    write_checkpoint(source / "made", made(3))
+    for path in (source / "made").iterdir():
+        path.rename(source / path.name)
+    (source / "made").rmdir()
+
+
+def _a_file(source: Path) -> None:
+    shutil.rmtree(source)
+    source.write_text("no directory")
+
+
+def _no_source(breaks: Callable[[Path], object], says: str) -> Failure:
+    return Failure(
+        breaks=breaks, kind=SourceUnusable, status=400, code="source_unusable", says=says
+    )
+
+
 FAILURES = {
+    "a checkpoint": _no_source(_a_checkpoint, "is a checkpoint and has no published version"),
+    "a file": _no_source(_a_file, "source is a file, wanted a directory of published versions"),
+    "empty": Failure(
+        breaks=_emptied,
+        kind=SourceNotReady,
+        status=409,
+        code="source_not_ready",
+        says="version 3 is not there (yet)",
+        retryable=True,
+        exit_code=3,
+    ),
     "unpublished": Failure(
         breaks=lambda source: shutil.rmtree(_third(source)),
         kind=SourceNotReady,

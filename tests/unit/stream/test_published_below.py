@@ -48,6 +48,7 @@ def test_what_follows_it_is_pulled_by_a_new_copy(stream: Stream, keep: Keep) -> 
     report = reach(stream, 3, keep)
     assert (report.mode, report.start, report.versions) == ("reseed", 0, (1, 2, 3))
     assert "gives bytes with the checksum" in str(report.reason)
+    assert "publish" not in str(report.reason)
     assert held_contents(stream.local) == stream.at(3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from hotswap.stream import (
 )
 from hotswap.stream.layout import INDEX
 from hotswap.stream.lock import exclusive
+from hotswap.stream.state import Reserved
 from hotswap.stream.verified import Faults
 from hotswap.weights.folder import OpenFile
 from tests.unit.stream.crash_setups import add_aggregate
@@ -333,6 +335,23 @@ def test_a_local_checkpoint_is_not_verified_while_it_is_written(stream: Stream) 
     finally:
         over.set()
         thread.join()
+
+
+def test_what_a_pull_is_writing_is_not_called_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(tmp_path, "xor")
+    pull(stream.local, stream.source, 1, base_dir=stream.base)
+    module = importlib.import_module("hotswap.stream.survey_local")
+    monkeypatch.setattr(module, "_WAIT_S", 0.0)
+    with exclusive(stream.local, timeout_s=10):
+        journal = Reserved(stream.local).journal
+        journal.write_bytes(b"not yet whole")
+        trouble = survey_local(stream.local).trouble
+    assert str(trouble).startswith("a pull is at work here, or holds it: look again")
+    assert str(survey_local(stream.local).trouble).startswith("a pull was cut short")
+    journal.unlink()
+    assert survey_local(stream.local).trouble is None
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite", "gap", "full"])
