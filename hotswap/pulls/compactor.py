@@ -17,11 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from hotswap.errors import UpdateRejected
 from hotswap.niceness import give_way
 from hotswap.pulls.logs import LogSizes
 from hotswap.sparse.cache import PatchCache
 from hotswap.stream.append import LogLimits
-from hotswap.stream.errors import LocalBusy, StreamError
+from hotswap.stream.errors import LocalBusy
 from hotswap.stream.log import holding_in
 from hotswap.stream.materialize import materialize
 from hotswap.stream.state import Reserved
@@ -98,7 +99,8 @@ class Compactor:
         try:
             with StoredTensors.at(directory, allowed=allowed, with_log=True) as stored:
                 of_bytes = sum(stored.lengths.values())
-        except StreamError:
+        except UpdateRejected:
+            # Damaged, or another process is at it: files come and go where nobody holds the lock.
             return False
         return not self._limits.allow(held, 1, of_bytes=of_bytes)
 
@@ -112,10 +114,11 @@ class Compactor:
                     self._thread = None
                     atexit.unregister(self.stop)
                     return
-                directory, allowed = next(iter(self._due.items()))
-            if self._is_through(directory, allowed):
+                # Taken out first: a pull that is through meanwhile puts it in again.
+                directory, allowed = self._due.popitem(last=False)
+            if not self._is_through(directory, allowed):
                 with self._lock:
-                    self._due.pop(directory, None)
+                    self._due.setdefault(directory, allowed)
 
     def _is_through(self, directory: Path, allowed: Allowed | None) -> bool:
         """False for a directory that somebody else wants, now or since a moment."""
@@ -133,7 +136,7 @@ class Compactor:
             self._sizes.look(directory)
         except LocalBusy:
             return False
-        except (StreamError, OSError) as error:
+        except (UpdateRejected, OSError) as error:
             _log.warning("%s: its log stays beside its files: %s", directory, error)
         if self._done is not None:
             self._done(directory)

@@ -122,6 +122,33 @@ def test_what_is_wrong_is_told_and_is_the_next_pulls_to_find(
     assert versions_beside(stream) == 4
 
 
+def test_files_that_come_and_go_are_no_reason_to_end(tmp_path: Path) -> None:
+    """As another process leaves them for a moment, which holds the lock; a look takes none."""
+    stream = logged(tmp_path, 4)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    weights = sorted(stream.local.glob("*.safetensors"))
+    with compacting() as (compactor, _, through):
+        for path in weights:
+            path.rename(kept / path.name)
+        compactor.look(stream.local)
+        assert repr(compactor) == "<Compactor 0 directories due>"
+        for path in weights:
+            (kept / path.name).rename(path)
+        with reading(stream.local):
+            compactor.look(stream.local)  # due, and not before this reads no more
+            for path in weights:
+                path.rename(kept / path.name)
+        assert through.wait(60)
+        for path in weights:
+            (kept / path.name).rename(path)
+        through.clear()
+        compactor.look(stream.local)
+        assert through.wait(60)
+    assert versions_beside(stream) == 0
+    assert contents_of(stream.local) == stream.at(4)
+
+
 def test_one_that_was_stopped_says_so(tmp_path: Path) -> None:
     stream = logged(tmp_path, 1)
     with pytest.raises(LocalBusy, match="its log stays as it is") as stopped:

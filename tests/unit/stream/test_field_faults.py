@@ -1,4 +1,4 @@
-"""Faults that people hit in the field, over every encoding and checksum.
+"""Faults that people hit in the field, over every encoding and checksum and way to keep a copy.
 
 Torn applies, chains with gaps, versions that are half written or visible late, and files
 that change under who has loaded them.
@@ -11,15 +11,16 @@ import itertools
 import mmap
 import os
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from hotswap.pulls.logged import held_checkpoint
 from hotswap.stream import (
     BaseChanged,
     DeltaDamaged,
+    Keep,
     OutOfOrder,
     PullReport,
     SourceNotReady,
@@ -29,11 +30,12 @@ from hotswap.stream import (
     pull,
 )
 from hotswap.stream.checksums import OWN_CHECKSUM
+from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.testing.delivered import delivered
-from hotswap.weights.checkpoint import Checkpoint
+from tests.tiers import mostly_long
 from tests.unit.stream.faulty_disk import FaultyDisk
-from tests.unit.stream.streams import Stream, contents_of, edit_index, write_checkpoint
+from tests.unit.stream.streams import Stream, edit_index, held_contents, write_checkpoint
 
 DELTAS = (
     *itertools.product(("xor", "overwrite"), ("xxh3-128", "blake3", "adler32")),
@@ -45,8 +47,33 @@ LOCAL_FILE = "model-00001-of-00002.safetensors"
 
 Kind = tuple[str, str]
 
+every_way = pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES]))
 
-def added(stream: Stream, kind: Kind, count: int = 1, *, share: float = 0.01) -> Stream:
+
+class Kept(Stream):
+    """A stream that is pulled in the way ``keep``."""
+
+    def __init__(self, root: Path, keep: Keep, **shape: int) -> None:
+        super().__init__(root, **shape)
+        self.keep = keep
+
+    def pull(self, target: int, *, disk: Disk | None = None) -> PullReport:
+        return pull(
+            self.local,
+            self.source,
+            target,
+            base_dir=self.base,
+            threads=1,
+            keep=self.keep,
+            disk=disk,
+        )
+
+    def mode(self, of_files: str) -> str:
+        """What a pull that goes into the files as ``of_files`` is called in this way."""
+        return "log" if self.keep is Keep.LOG else of_files
+
+
+def added(stream: Kept, kind: Kind, count: int = 1, *, share: float = 0.01) -> Kept:
     """``count`` versions more of ``kind``."""
     encoding, checksum = kind
     for _ in range(count):
@@ -54,18 +81,18 @@ def added(stream: Stream, kind: Kind, count: int = 1, *, share: float = 0.01) ->
     return stream
 
 
-def reach(stream: Stream, target: int) -> PullReport:
-    report = pull(stream.local, stream.source, target, base_dir=stream.base, threads=1)
-    assert contents_of(stream.local) == stream.at(target)
+def reach(stream: Kept, target: int) -> PullReport:
+    report = stream.pull(target)
+    assert held_contents(stream.local) == stream.at(target)
     return report
 
 
-def refused(stream: Stream, target: int, kind: type[StreamError], *, at: int) -> StreamError:
+def refused(stream: Kept, target: int, kind: type[StreamError], *, at: int) -> StreamError:
     """The pull of ``target`` fails as ``kind``, and version ``at`` is still there, whole."""
     with pytest.raises(StreamError) as caught:
-        pull(stream.local, stream.source, target, base_dir=stream.base, threads=1)
+        stream.pull(target)
     assert (type(caught.value), caught.value.local_version) == (kind, at)
-    assert contents_of(stream.local) == stream.at(at)
+    assert held_contents(stream.local) == stream.at(at)
     return caught.value
 
 
@@ -79,12 +106,13 @@ def spoil(path: Path, at: int) -> None:
 # --- A20: an apply that is torn in the middle, and asked for again
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("write", [0, 6, 11])
 def test_a_pull_that_stops_at_a_write_is_finished_by_the_next(
-    kind: Kind, write: int, tmp_path: Path
+    kind: Kind, write: int, keep: Keep, tmp_path: Path
 ) -> None:
-    stream = added(Stream(tmp_path, length=500, count=20), kind)
+    stream = added(Kept(tmp_path, keep, length=500, count=20), kind)
     reach(stream, 0)
 
     def stops(number: int) -> None:
@@ -93,18 +121,19 @@ def test_a_pull_that_stops_at_a_write_is_finished_by_the_next(
 
     disk = FaultyDisk(stops)
     with pytest.raises(StreamError):
-        pull(stream.local, stream.source, 1, base_dir=stream.base, threads=1, disk=disk)
+        stream.pull(1, disk=disk)
     assert disk.calls.count("write") > write
     # Asked for again, and once more: a difference that is applied twice would be undone.
     for _ in range(2):
         reach(stream, 1)
 
 
+@every_way
 @pytest.mark.parametrize("kind", DELTAS, ids="-".join)
 def test_a_damaged_tensor_in_the_middle_leaves_none_of_the_others(
-    kind: Kind, tmp_path: Path
+    kind: Kind, keep: Keep, tmp_path: Path
 ) -> None:
-    stream = added(Stream(tmp_path, length=500, count=20), kind, 2)
+    stream = added(Kept(tmp_path, keep, length=500, count=20), kind, 2)
     reach(stream, 1)
     path = directory_of(stream.source, 2) / FILE
     whole = path.read_bytes()
@@ -113,15 +142,18 @@ def test_a_damaged_tensor_in_the_middle_leaves_none_of_the_others(
     error = refused(stream, 2, DeltaDamaged, at=1)
     assert "version 2, tensor 'layers." in str(error)
     path.write_bytes(whole)
-    assert reach(stream, 2).mode == "delta"
+    assert reach(stream, 2).mode == stream.mode("delta")
 
 
 # --- A21: gaps, order, another base
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_the_chain_is_found_whole_before_anything_is_written(kind: Kind, tmp_path: Path) -> None:
-    stream = added(Stream(tmp_path), kind, 3)
+def test_the_chain_is_found_whole_before_anything_is_written(
+    kind: Kind, keep: Keep, tmp_path: Path
+) -> None:
+    stream = added(Kept(tmp_path, keep), kind, 3)
     assert reach(stream, 3).mode == "seed"
     assert reach(stream, 3).mode == "noop"
     assert reach(stream, 2).mode == "reseed"
@@ -137,9 +169,12 @@ def test_the_chain_is_found_whole_before_anything_is_written(kind: Kind, tmp_pat
     assert reach(stream, 3).versions == (1, 2, 3)
 
 
+@every_way
 @pytest.mark.parametrize("kind", DELTAS, ids="-".join)
-def test_a_delta_on_another_base_than_the_one_applied(kind: Kind, tmp_path: Path) -> None:
-    stream = added(Stream(tmp_path), kind, 2)
+def test_a_delta_on_another_base_than_the_one_applied(
+    kind: Kind, keep: Keep, tmp_path: Path
+) -> None:
+    stream = added(Kept(tmp_path, keep), kind, 2)
     reach(stream, 0)
     # It says that it builds on 0 and builds on 1: as a version that was made for another base.
     edit_index(directory_of(stream.source, 2), base_version="000000")
@@ -147,7 +182,7 @@ def test_a_delta_on_another_base_than_the_one_applied(kind: Kind, tmp_path: Path
     edit_index(directory_of(stream.source, 2), base_version="000002")
     refused(stream, 2, OutOfOrder, at=0)
     edit_index(directory_of(stream.source, 2), base_version="000001")
-    assert reach(stream, 2).mode == "fold"
+    assert reach(stream, 2).mode == stream.mode("fold")
 
 
 # --- A22: half-written versions
@@ -195,11 +230,12 @@ HALVES = (
 )
 
 
-@pytest.mark.parametrize("kind", [*DELTAS, ("full", "")], ids="-".join)
+@every_way
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_a_half_written_version_is_not_ready_whatever_is_missing(
-    kind: Kind, tmp_path: Path
+    kind: Kind, keep: Keep, tmp_path: Path
 ) -> None:
-    stream = added(Stream(tmp_path), ("xor", "xxh3-128"))
+    stream = added(Kept(tmp_path, keep), ("xor", "xxh3-128"))
     reach(stream, 1)
     encoding, checksum = kind
     directory = stream.add(encoding, files=2, checksum_format=checksum or OWN_CHECKSUM)
@@ -218,11 +254,13 @@ def test_a_half_written_version_is_not_ready_whatever_is_missing(
     reach(stream, 2)
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@every_way
+@pytest.mark.parametrize("encoding", ["xor", "overwrite", "gap"])
 def test_a_publisher_whose_disk_fails_leaves_no_version(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoding: str, keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = Stream(tmp_path, "xor")
+    stream = Kept(tmp_path, keep)
+    stream.add("xor")
     reach(stream, 1)
     fsync, calls = os.fsync, itertools.count()
     for failing in range(3):
@@ -244,9 +282,10 @@ def test_a_publisher_whose_disk_fails_leaves_no_version(
     reach(stream, 2)
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_files_cut_at_every_length_class(kind: Kind, tmp_path: Path) -> None:
-    stream = added(Stream(tmp_path), ("xor", "xxh3-128"))
+def test_files_cut_at_every_length_class(kind: Kind, keep: Keep, tmp_path: Path) -> None:
+    stream = added(Kept(tmp_path, keep), ("xor", "xxh3-128"))
     reach(stream, 1)
     added(stream, kind)
     path = max(directory_of(stream.source, 2).glob("*.safetensors"))
@@ -265,12 +304,13 @@ def test_files_cut_at_every_length_class(kind: Kind, tmp_path: Path) -> None:
 # --- A23: a mount that shows things late
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_no_name_of_a_source_is_asked_for_before_it_is_listed(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each would be remembered as missing by the mount, long after it was published."""
-    stream = added(Stream(tmp_path), kind, 2)
+    stream = added(Kept(tmp_path, keep), kind, 2)
     reach(stream, 1)
     directory = directory_of(stream.source, 2)
     hidden, listed = tmp_path / "hidden", set[str]()
@@ -303,15 +343,16 @@ def test_no_name_of_a_source_is_asked_for_before_it_is_listed(
 
 def loaded(directory: Path) -> dict[str, torch.Tensor]:
     """What an update that reads ``directory`` has in memory once it has let go of it."""
-    with closing(Checkpoint.open(directory)) as checkpoint:
+    with held_checkpoint(directory) as checkpoint:
         return delivered(checkpoint.buckets())
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_what_was_loaded_does_not_move_when_the_next_version_is_pulled(
-    kind: Kind, tmp_path: Path
+    kind: Kind, keep: Keep, tmp_path: Path
 ) -> None:
-    stream = added(Stream(tmp_path), kind, 2, share=0.5)
+    stream = added(Kept(tmp_path, keep), kind, 2, share=0.5)
     reach(stream, 1)
     live = loaded(stream.local)
     maps = Path("/proc/self/maps").read_text()
@@ -320,8 +361,11 @@ def test_what_was_loaded_does_not_move_when_the_next_version_is_pulled(
     assert {name: bytes(value.numpy()) for name, value in live.items()} == stream.at(1)
 
 
-def test_a_new_copy_never_writes_into_a_file_that_somebody_may_map(tmp_path: Path) -> None:
-    stream = added(Stream(tmp_path), ("full", ""), 2, share=0.5)
+@every_way
+def test_a_new_copy_never_writes_into_a_file_that_somebody_may_map(
+    keep: Keep, tmp_path: Path
+) -> None:
+    stream = added(Kept(tmp_path, keep), ("full", ""), 2, share=0.5)
     reach(stream, 1)
     [path] = stream.local.glob("*.safetensors")
     content = path.read_bytes()
@@ -334,12 +378,13 @@ def test_a_new_copy_never_writes_into_a_file_that_somebody_may_map(tmp_path: Pat
 # --- what the operating system may lack
 
 
+@every_way
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_without_advice_to_the_page_cache_nothing_is_missing(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("posix_fadvise", "posix_fallocate", "sync_file_range", "copy_file_range"):
         monkeypatch.delattr(os, name, raising=False)
-    stream = added(Stream(tmp_path), kind, 2)
+    stream = added(Kept(tmp_path, keep), kind, 2)
     for target in (0, 1, 2):
         reach(stream, target)

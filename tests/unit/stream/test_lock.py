@@ -12,11 +12,12 @@ from types import ModuleType
 
 import pytest
 
-from hotswap.stream import LocalBusy, PullPending, StreamError, pull, reading
+from hotswap.stream import Keep, LocalBusy, PullPending, StreamError, pull, reading
 from hotswap.stream.lock import exclusive
 from hotswap.stream.state import Reserved
+from tests.tiers import mostly_long
 from tests.unit.stream.faulty_disk import FaultyDisk
-from tests.unit.stream.streams import Stream, contents_of
+from tests.unit.stream.streams import Stream, contents_of, held_contents
 
 
 def test_of_many_pulls_at_once_one_does_the_work(tmp_path: Path) -> None:
@@ -33,8 +34,9 @@ def test_of_many_pulls_at_once_one_does_the_work(tmp_path: Path) -> None:
     assert contents_of(stream.local) == stream.at(2)
 
 
-def test_readers_never_see_two_versions(tmp_path: Path) -> None:
-    stream = Stream(tmp_path, *["xor", "overwrite"] * 4)
+@pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES, Keep.LOG]))
+def test_readers_never_see_two_versions(tmp_path: Path, keep: Keep) -> None:
+    stream = Stream(tmp_path, *["xor", "overwrite", "gap", "xor"] * 2)
     pull(stream.local, stream.source, 0, base_dir=stream.base)
     over, whole = threading.Event(), [stream.at(version) for version in range(9)]
 
@@ -44,14 +46,21 @@ def test_readers_never_see_two_versions(tmp_path: Path) -> None:
         # which two that only read would hardly ever let it see.
         while not over.wait(0.05):
             with reading(stream.local):
-                seen.add(whole.index(contents_of(stream.local)))
+                seen.add(whole.index(held_contents(stream.local)))
         return seen
 
     with ThreadPoolExecutor(2) as pool:
         readers = [pool.submit(read) for _ in range(2)]
         try:
             for target in (1, 2, 1, 5, 8, 0):
-                pull(stream.local, stream.source, target, base_dir=stream.base, threads=1)
+                pull(
+                    stream.local,
+                    stream.source,
+                    target,
+                    base_dir=stream.base,
+                    threads=1,
+                    keep=keep,
+                )
         finally:
             over.set()
         seen = {version for reader in readers for version in reader.result()}

@@ -194,6 +194,27 @@ def test_what_lies_beside_a_full_version_wins_over_the_base(tmp_path: Path) -> N
     assert not (stream.local / "sub").exists()
 
 
+def test_a_seed_is_read_in_pieces_of_16_mib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, sizes, read_at = (
+        Stream(tmp_path, length=2**25 + 5, count=1),
+        list[int](),
+        OpenFile.read_at,
+    )
+
+    def reading(file: OpenFile, offset: int, *outs: memoryview) -> None:
+        sizes.extend(map(len, outs))
+        read_at(file, offset, *outs)
+
+    monkeypatch.setattr(OpenFile, "read_at", reading)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    assert [size for size in sizes if size >= 2**20] == [2**24] * 2
+    assert max(sizes) == 2**24
+    monkeypatch.undo()
+    assert contents_of(stream.local) == stream.at(0)
+
+
 def test_progress_is_told_and_logged(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
