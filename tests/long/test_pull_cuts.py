@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hotswap.stream import Keep
 from hotswap.testing.checkpoints import make_checkpoint
 from tests.process import pull_faults
 from tests.process.killed_servers import Cut, Rig
@@ -38,6 +39,27 @@ def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def rig(tmp_path: Path, a: Path, b: Path) -> Rig:
     return Rig(tmp_path, a, b)
+
+
+@pytest.fixture
+def copying(tmp_path: Path, a: Path, b: Path) -> Rig:
+    return Rig(tmp_path, a, b, keep=Keep.COPIES)
+
+
+def test_killed_at_many_points_of_a_second_copy(copying: Rig) -> None:
+    modes = copying.kill(
+        [
+            Cut(start=start, target=3, share=share)
+            for start, share in ((0, 0.3), (2, 0.7), (0, 0.8))
+        ]
+    )
+    assert len(modes) == 3
+
+
+def test_a_disk_that_refuses_a_second_copy(copying: Rig) -> None:
+    with copying.server() as process, process.client(timeout_s=60) as http:
+        for number, code in enumerate((errno.EIO, errno.EROFS)):
+            copying.refuse(http, Cut(start=number, target=3, share=0.4), code)
 
 
 def test_killed_at_many_points(rig: Rig, record_property: Callable[[str, object], None]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from hotswap.stream import pull
+from hotswap.stream import Keep, pull
 from hotswap.stream.state import Reserved
 from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import ROOT
@@ -41,9 +41,13 @@ class Cut:
 
 
 class Rig:
-    """A base, a stream with versions ``b``, ``a``, ``b``, and one local checkpoint at a time."""
+    """A base, a stream with versions ``b``, ``a``, ``b``, and one local checkpoint at a time.
 
-    def __init__(self, root: Path, a: Path, b: Path) -> None:
+    ``keep`` is how servers pull: not to a log, which they write into the files when they like.
+    """
+
+    def __init__(self, root: Path, a: Path, b: Path, *, keep: Keep = Keep.FILES) -> None:
+        self.keep = keep
         self.base = a
         self.checkpoints = [a, b, a, b]
         self.source = publish_checkpoints(
@@ -64,7 +68,15 @@ class Rig:
         return len(counting.calls)
 
     def _pull_into(self, local: Path, target: int, disk: FaultyDisk) -> None:
-        pull(local, self.source, target, base_dir=self.base, threads=1, disk=disk)
+        pull(
+            local,
+            self.source,
+            target,
+            base_dir=self.base,
+            threads=1,
+            disk=disk,
+            keep=self.keep,
+        )
 
     @contextmanager
     def server(self, hook: str = pull_faults.HOOK) -> Iterator[ServerProcess]:
@@ -72,6 +84,7 @@ class Rig:
         arguments = (
             *("--local-root", str(self.local.parent), "--pull-threads", "1"),
             *("--custom-pull-weights-pre-read-hook", hook),
+            *("--local-checkpoint", self.keep.value),
         )
         environ = {"PYTHONPATH": str(ROOT)}
         with ForkedServer(
