@@ -192,8 +192,11 @@ async def _serve(settings: Settings, plugins: Plugins, model: Path, taken: socke
 def _follows(settings: Settings) -> FollowSetup | None:
     try:
         return FollowSetup.of(settings.option_values)
-    except (ValueError, HotswapError) as error:
+    except ValueError as error:
         raise StartError(f"--{error}", exit_code=2) from error
+    except HotswapError as error:
+        # It speaks of the source, and not of an option.
+        raise StartError(f"--follow: {error}", exit_code=2) from error
     except OSError as error:
         raise StartError(f"--follow-local: {error}", exit_code=2) from error
 

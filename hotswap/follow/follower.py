@@ -253,6 +253,9 @@ class Follower:
         held, server = self._ahead.held, self._server
         if held is None or held == self._mark or self._told.wish is not None:
             return False
+        if not server.machine.facts.weights.resident:
+            # Somebody else has their memory, and gives it back.
+            return False
         if self.options.pace is CommitPace.MANUAL and self._reached:
             return False
         if self._live.is_displaced(server.stamp) or server.coverage.begun or server.updates:
@@ -312,7 +315,9 @@ class Follower:
             self._refresh()
             self._nudged.set()
 
-    def _on_change(self, _change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
+        if change.after.weights.resident and not change.before.weights.resident:
+            self._nudged.set()
         # In the middle of an update nobody knows whose weights these are.
         if not self._server.updates:
             self._refresh()

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hotswap.stream.errors import SourceNotReady
 from hotswap.stream.layout import published_versions
+from hotswap.stream.no_source import no_source
+from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place
 from hotswap.stream.survey import VersionSurvey, survey_version
 
@@ -69,9 +72,10 @@ class SourceWatch:
         """What there is. Blocks. Versions ``above`` one's own are looked into, and a whole one.
 
         ``told`` are versions that somebody has said to be there, which a listing may lack yet.
-        Raises: SourceNotReady when the source cannot be listed, SourceUnusable.
+        Raises: SourceNotReady when the source cannot be listed, SourceUnusable for what can be
+        none.
         """
-        listed = set(published_versions(self._source))
+        listed = self._listed()
         surveys = self._surveys(sorted(listed | set(told), reverse=True), above)
         whole = {one.version: one.size_bytes for one in surveys if one.trouble is None}
         listed |= whole.keys()
@@ -84,6 +88,18 @@ class SourceWatch:
             listed=frozenset(listed),
             first_seen=self._first_seen,
         )
+
+    def _listed(self) -> set[int]:
+        try:
+            found = published_versions(self._source)
+        except SourceNotReady as error:
+            if isinstance(self._source, Objects):
+                # It was asked as often as is worth the while.
+                raise
+            raise no_source(self._source) or error from error.__cause__
+        if not found and (unusable := no_source(self._source)) is not None:
+            raise unusable
+        return set(found)
 
     def _surveys(self, newest_first: Sequence[int], above: int) -> list[VersionSurvey]:
         """Ascending, down to ``above`` or the first below it that is whole."""

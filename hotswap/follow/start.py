@@ -12,7 +12,9 @@ from hotswap.follow.strategy import with_follow
 from hotswap.plugin_hooks import PreReadHook
 from hotswap.pulls import Puller
 from hotswap.seams import LoadStrategy
+from hotswap.stream.no_source import no_source
 from hotswap.stream.objects import Objects
+from hotswap.stream.place import Place
 from hotswap.stream.recorded import RecordedBase
 from hotswap.types import LoadMode
 
@@ -30,11 +32,13 @@ class FollowSetup:
     def of(cls, values: Mapping[str, object]) -> Self | None:
         """None for a server that follows nothing. Makes the directory that is pulled into.
 
-        Raises: ValueError, UpdateRejected for options that cannot be meant; OSError.
+        Raises: ValueError, UpdateRejected for options that cannot be meant, and for a source that
+        can be none; OSError.
         """
         options = FollowOptions.from_values(values)
         if options is None:
             return None
+        _check(options.source)
         options.local.mkdir(parents=True, exist_ok=True)
         return cls(options, values)
 
@@ -49,7 +53,7 @@ class FollowSetup:
 
     def strategies(self, known: Mapping[str, LoadStrategy]) -> dict[str, LoadStrategy]:
         """``known``, and the strategy of a follower's commits. Raises: UpdateRejected."""
-        return with_follow(known)
+        return with_follow(known, source=self.options.source)
 
     def follower(
         self,
@@ -71,3 +75,11 @@ class FollowSetup:
         puller.base = base
         mode = LoadMode(str(self.values["load-mode"]))
         return Follower(self.options, puller=puller, server=server, load_mode=mode)
+
+
+def _check(source: Place) -> None:
+    """Raises: SourceUnusable for what is no better however long it is waited for."""
+    if isinstance(source, Objects):
+        source.check_installed()
+    elif (unusable := no_source(source)) is not None:
+        raise unusable

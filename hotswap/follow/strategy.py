@@ -1,21 +1,31 @@
 """The load strategy of commits: the followed directory, only while it holds what is meant.
 
-Rule: somebody else may pull into the directory too (another server of this host), so that what
-it holds is looked at under its lock, and bytes and label of a commit always agree.
+Rules:
+
+* Somebody else may pull into the directory too (another server of this host), so that what it
+  holds is looked at under its lock, and bytes and label of a commit always agree.
+* What such a pull has changed is found out where it can be, so that the commit is sparse.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hotswap.errors import UpdateRejected
 from hotswap.follow.mark import VersionMark
+from hotswap.follow.taken_back import TakenBack
 from hotswap.seams import LoadStrategy, Stage
+from hotswap.sparse.cache import PatchCache
+from hotswap.sparse.origin import Base, Origin
 from hotswap.sparse.staging import origin_of_stage
 from hotswap.stream.errors import NotPulled
+from hotswap.stream.place import Place
 from hotswap.types import Placement, Update
+from hotswap.uninterrupted import on_worker_thread
+from hotswap.weights.checkpoint import Checkpoint
 
 __all__ = ["FOLLOW", "FollowStrategy", "mark_of", "options_of", "with_follow"]
 
@@ -28,8 +38,10 @@ _DISK = "disk"
 class FollowStrategy:
     """Reads the followed directory through ``disk``, the strategy of local checkpoints."""
 
-    def __init__(self, disk: LoadStrategy) -> None:
+    def __init__(self, disk: LoadStrategy, *, source: Place | None = None) -> None:
+        """``source`` is what the directory is pulled from."""
         self._disk = disk
+        self._back = TakenBack(source) if isinstance(source, Path) else None
 
     def __repr__(self) -> str:
         return f"<FollowStrategy by {self._disk!r}>"
@@ -49,7 +61,21 @@ class FollowStrategy:
                 raise NotPulled(
                     f"{update.source}: holds {held} by now, wanted {wanted}; commit what it holds"
                 )
+            if self._back is not None and isinstance(stage, Checkpoint) and stage.changes is None:
+                await on_worker_thread(self._back.note, origin)
+                stage.changes = _SharedChanges(self._back, origin)
             yield stage
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedChanges:
+    """As of ``hotswap.sparse.staging``."""
+
+    back: TakenBack
+    origin: Origin
+
+    def keep_since(self, live: Origin | Base, patches: PatchCache) -> bool:
+        return self.back.keep_since(live, self.origin, patches)
 
 
 def options_of(mark: VersionMark) -> dict[str, object]:
@@ -64,8 +90,10 @@ def mark_of(update: Update) -> VersionMark:
     return VersionMark(version=version, index_digest=None if digest is None else str(digest))
 
 
-def with_follow(strategies: Mapping[str, LoadStrategy]) -> dict[str, LoadStrategy]:
-    """``strategies`` and the one of a follower's commits.
+def with_follow(
+    strategies: Mapping[str, LoadStrategy], *, source: Place | None = None
+) -> dict[str, LoadStrategy]:
+    """``strategies`` and the one of the commits of a follower of ``source``.
 
     Raises: UpdateRejected when nothing reads local checkpoints.
     """
@@ -75,4 +103,4 @@ def with_follow(strategies: Mapping[str, LoadStrategy]) -> dict[str, LoadStrateg
             "what is followed is read by the strategy 'disk', which is not installed: pip install "
             "hotswap-disk, then start the server again"
         )
-    return {**strategies, FOLLOW: FollowStrategy(disk)}
+    return {**strategies, FOLLOW: FollowStrategy(disk, source=source)}

@@ -39,6 +39,7 @@ from hotswap.stream import Keep, OutsideRoots, PreRead, Progress, PullMode, Pull
 from hotswap.stream.applied import is_applied
 from hotswap.stream.errors import BaseChanged, StreamError
 from hotswap.stream.look import FirstLook
+from hotswap.stream.object_store import ObjectStore
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place, place_of
 from hotswap.stream.places import Places
@@ -101,6 +102,7 @@ class Puller:
         self._begun, self._newest = 0, 0
         self._latest: tuple[_Key, int, PullReport] | None = None
         self._stopping = False
+        self._stores: dict[str, ObjectStore] = {}
 
     @classmethod
     def from_options(
@@ -230,7 +232,7 @@ class Puller:
             _refuse_strangers(local)
         report = pull(
             local,
-            key.source,
+            self._source(key.source, key.target),
             key.target,
             base_dir=base.path,
             base_digest=base.digest,
@@ -258,15 +260,18 @@ class Puller:
             _log.warning("%s: its log cannot be looked at: %s", local, error)
 
     def _source(self, source: str | Path | Objects, target: int) -> Place:
-        """Raises: StreamError for a URL where none was allowed: it is the server that asks there,
-        with its own credentials, for whoever can reach it."""
+        """What ``source`` means; its store is connected once, and not for each pull.
+
+        Raises: StreamError for a URL where none was allowed: it is the server that asks there,
+        with its own credentials, for whoever can reach it.
+        """
         place = place_of(source)
         if target and isinstance(place, Objects) and self._source_allowed is None:
             raise OutsideRoots(
                 f"source_dir {place} is a URL, and this server pulls from directories only; start "
                 f"it with --source-root {place}, or a URL above it"
             )
-        return place
+        return place.through(self._stores) if isinstance(place, Objects) else place
 
     def _places(self, base: RecordedBase, local: Path, source: Place) -> Places:
         return Places(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from hotswap.stream.at_once import each_of
 from hotswap.stream.checksums import is_checksum
 from hotswap.stream.encodings import Bytes, Encoding, apply, max_compressed_bytes
 from hotswap.stream.errors import SourceNotReady, VersionMalformed
@@ -112,11 +113,16 @@ def read_deltas(
 
     Raises: SourceNotReady, VersionMalformed.
     """
-    deltas = dict[str, Delta]()
-    for file, mapped in _by_file(folder, index, lengths):
+
+    def read(one: tuple[str, Mapping[str, int]]) -> tuple[Header, memoryview]:
+        file, mapped = one
         room = header_room(mapped)
         most = sum(max_compressed_bytes(index.encoding, length) for length in mapped.values())
-        header, whole = read_whole(folder, file, header_at_most=room, at_most=room + most)
+        return read_whole(folder, file, header_at_most=room, at_most=room + most)
+
+    deltas, files = dict[str, Delta](), list(_by_file(folder, index, lengths))
+    contents = each_of(folder.path, files, read)
+    for (file, mapped), (header, whole) in zip(files, contents, strict=True):
         source = f"{folder.path}: {file}"
         for name, span, checksum in _checked(header, index, mapped, source, stamped=stamped):
             blob = whole[span.offset : span.offset + span.length]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hotswap.object_url import ObjectUrl
 from hotswap.stream.errors import SourceNotReady, SourceUnusable, StreamError
 
-__all__ = ["explained", "is_missing_bucket", "is_passing"]
+__all__ = ["explained", "is_missing_bucket", "is_passing", "is_refused"]
 
 _FOR_GOOD = (
     FileNotFoundError,
@@ -43,6 +43,11 @@ def is_passing(error: BaseException) -> bool:
     return not _is_about_credentials(error) and any(
         kind.__name__ in _PASSING for kind in type(error).__mro__
     )
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether whoever asked may not, or has not said who it is."""
+    return isinstance(error, PermissionError) or _is_about_credentials(error)
 
 
 def is_missing_bucket(error: BaseException) -> bool:

@@ -7,6 +7,8 @@ Rules:
   budget are used up: every success pays a tenth of another try into it, so that a store that
   is down is given up soon and one that stumbles is not.
 * A write is of a whole object. There is no rename.
+* Credentials that are refused are read once more from where they came from: others may lie there
+  by now.
 """
 
 from __future__ import annotations
@@ -16,10 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hotswap.object_url import ObjectUrl
-from hotswap.stream.object_errors import explained, is_missing_bucket, is_passing
+from hotswap.stream.object_errors import (
+    explained,
+    is_missing_bucket,
+    is_passing,
+    is_refused,
+)
 
 __all__ = ["ObjectStat", "ObjectStore"]
 
@@ -31,8 +39,15 @@ _LONGEST_PAUSE_S = 5.0
 _BUDGET = 10.0
 _REFUND = 0.1
 _CONNECT_S, _READ_S = 10, 60
+_CONNECTIONS = 32
+_READS_AT_ONCE = 4
+"""Of several ranges each: what they ask for is in memory together."""
+
 _SLOWEST_BYTES_S = 2**20
 """A request that is slower than that for longer than ``_READ_S`` is given up."""
+
+_MODULES = {"s3": ("s3fs",), "gs": ("gcsfs",)}
+"""What fsspec needs for a scheme besides itself."""
 
 _TAGS = ("ETag", "etag", "generation", "VersionId", "md5Hash", "LastModified", "mtime", "created")
 
@@ -54,12 +69,21 @@ class ObjectStore:
         """``fs``: an fsspec file system to use instead of the scheme's own."""
         self._scheme = scheme
         self._made = fs
+        self._is_given = fs is not None
         self._pause = pause
         self._lock = threading.Lock()
+        self._reads = threading.BoundedSemaphore(_READS_AT_ONCE)
         self._budget = _BUDGET
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self._scheme}:// {self._budget:.1f} tries left>"
+
+    def check_installed(self, url: ObjectUrl) -> None:
+        """Import nothing, and connect to nothing. Raises: SourceUnusable without the extra."""
+        modules = () if self._is_given else ("fsspec", *_MODULES.get(self._scheme, ()))
+        for module in modules:
+            if find_spec(module) is None:
+                raise explained(url, "reading it", ImportError(f"there is no module {module}"))
 
     def stat(self, url: ObjectUrl) -> ObjectStat | None:
         """None when there is no object. Raises: StreamError."""
@@ -105,13 +129,14 @@ class ObjectStore:
 
         def ask() -> None:
             left = [number for number in range(len(ranges)) if number not in got]
-            answers = self._fs(url).cat_ranges(
-                [url.path] * len(left),
-                [ranges[number][0] for number in left],
-                [ranges[number][1] for number in left],
-                on_error="return",
-                **self._within(sum(ranges[number][1] - ranges[number][0] for number in left)),
-            )
+            with self._reads:
+                answers = self._fs(url).cat_ranges(
+                    [url.path] * len(left),
+                    [ranges[number][0] for number in left],
+                    [ranges[number][1] for number in left],
+                    on_error="return",
+                    **self._within(sum(ranges[number][1] - ranges[number][0] for number in left)),
+                )
             failed = [answer for answer in answers if isinstance(answer, BaseException)]
             for number, answer in zip(left, answers, strict=True):
                 if not isinstance(answer, BaseException):
@@ -143,7 +168,7 @@ class ObjectStore:
             return
 
     def _tried(self, url: ObjectUrl, doing: str, work: Callable[[], _T]) -> _T:
-        pause_s, tries = _FIRST_PAUSE_S, 0
+        pause_s, tries, can_reconnect = _FIRST_PAUSE_S, 0, not self._is_given
         while True:
             tries += 1
             try:
@@ -152,6 +177,10 @@ class ObjectStore:
                 is_an_answer = isinstance(error, (FileNotFoundError, FileExistsError))
                 if is_an_answer and not is_missing_bucket(error):
                     raise
+                if can_reconnect and is_refused(error):
+                    can_reconnect = False
+                    self._disconnect()
+                    continue
                 if not is_passing(error) or tries == _TRIES or not self._spend():
                     raise explained(url, doing, error, tries=tries) from error
             else:
@@ -174,6 +203,10 @@ class ObjectStore:
             return {}
         return {"timeout": _CONNECT_S + _READ_S + size_bytes / _SLOWEST_BYTES_S}
 
+    def _disconnect(self) -> None:
+        with self._lock:
+            self._made = None
+
     def _fs(self, url: ObjectUrl) -> Any:
         with self._lock:
             if self._made is None:
@@ -194,6 +227,7 @@ def _connected(scheme: str) -> Any:
         ours = {
             "connect_timeout": _CONNECT_S,
             "read_timeout": _READ_S,
+            "max_pool_connections": _CONNECTIONS,
             "retries": {"total_max_attempts": 1},
         }
         options["config_kwargs"] = {**ours, **configured}

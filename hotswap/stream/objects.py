@@ -65,6 +65,15 @@ class Objects:
         """What this one is in."""
         return Objects(self.url.parent, self.store)
 
+    def through(self, stores: dict[str, ObjectStore]) -> Objects:
+        """The same place, by the store of its scheme in ``stores``; one's own where there is none,
+        which is there from then on."""
+        return Objects(self.url, stores.setdefault(self.url.scheme, self.store))
+
+    def check_installed(self) -> None:
+        """Nothing is connected. Raises: SourceUnusable when what reads such a URL is missing."""
+        self.store.check_installed(self.url)
+
     def names(self) -> frozenset[str]:
         """Every object below, each as ``directory/name``. Raises: StreamError."""
         return self.store.names(self.url)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import xxhash
 
+from hotswap.stream.at_once import each_of
 from hotswap.stream.blobs import Delta, locate_deltas, read_deltas
 from hotswap.stream.chain import Chain, open_version, resolve
 from hotswap.stream.checksums import checksum
@@ -96,7 +97,7 @@ class Source:
 
         Raises: SourceNotReady, VersionMalformed.
         """
-        return [self._deltas(index, lengths) for index in indexes]
+        return each_of(self.path, indexes, lambda index: self._deltas(index, lengths))
 
     def full(self, version: int) -> StoredTensors:
         """A full version, open. Raises: SourceNotReady, VersionMalformed."""

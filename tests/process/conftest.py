@@ -13,6 +13,7 @@ from hotswap.testing.server import ServerProcess
 from tests.process.forked_server import ForkedServer
 from tests.process.http_client import client_of
 from tests.process.pushing import TRAINER
+from tests.process.s3_store import s3_server
 from tests.process.served import GR_SERVERS, Flavour, Served, server_number
 
 HERE = Path(__file__).parent
@@ -75,3 +76,10 @@ async def served(server: tuple[Flavour, ServerProcess], a: Path) -> AsyncIterato
         await client.update(a, weight_version="start", token_step=7, pause_mode="abort")
         yield Served(client=client, process=process, flavour=flavour)
         assert process.exit_code is None, process.log
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """Where an S3 server is that has ``s3_store.BUCKET``."""
+    with s3_server() as endpoint:
+        yield endpoint

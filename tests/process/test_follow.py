@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 
-from hotswap.client import AsyncClient
 from hotswap.stream import Keep, directory_of, pull
-from hotswap.testing.server import ServerProcess
 from tests.markdown_blocks import ROOT
 from tests.process import pull_faults
 from tests.process.evidence import PROMPTS
-from tests.process.forked_server import ForkedServer
-from tests.process.http_client import LIMIT_S, Client, client_of
-from tests.process.in_process import load, serving
+from tests.process.followed import KILLED, Followed, follows, fresh, live, seen
+from tests.process.http_client import Streams
 from tests.process.stream_publisher import Publisher, publisher
 from tests.tiers import mostly_long
 from tests.unit.stream.faulty_disk import FaultyDisk
@@ -33,75 +27,7 @@ from tests.unit.stream.faulty_disk import FaultyDisk
 # The server is another process: there is little to trace in this one.
 pytestmark = [pytest.mark.process, pytest.mark.no_cover]
 
-TOKENS, KILLED = 8, -9
 KEEPS = ("materialize", "log")
-Seen = tuple[dict[str, str], list[list[int]]]
-Follow = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """A server that follows ``source``, and its client."""
-
-    server: ServerProcess
-    client: Client
-
-    async def status(self) -> Follow:
-        """What ``/status`` says of following."""
-        reply = await self.client.call("GET", "/status")
-        assert reply.status_code == 200
-        follow: Follow = reply.json()["follow"]
-        return follow
-
-    async def ready(self) -> tuple[int, Any]:
-        """Status and body of the probe."""
-        reply = await self.client.call("GET", "/ready")
-        return reply.status_code, reply.json()
-
-    async def until(self, holds: Callable[[Follow], bool]) -> Follow:
-        """The status once it is so; it is looked at whenever it has changed."""
-        with anyio.fail_after(LIMIT_S):
-            async with (
-                AsyncClient(self.server.base_url) as client,
-                client.events() as events,
-            ):
-                # The first event is that the stream has begun: nothing is missed from here on.
-                async for _ in events:
-                    if holds(seen := await self.status()):
-                        return seen
-        raise AssertionError("the events have ended")
-
-    async def commit(self, **body: object) -> tuple[int, Any]:
-        """Ask for a commit."""
-        return await self.client.post("/hotswap/v1/commit", **body)
-
-
-@asynccontextmanager
-async def follows(
-    model: Path, source: Path, *flags: str, environ: Mapping[str, str] | None = None
-) -> AsyncIterator[Followed]:
-    """Start a server that looks often; it lives to the end, or is killed."""
-    told = ("--follow", str(source), "--follow-interval-s", "0.05", "--pull-threads", "1", *flags)
-    with ForkedServer(model, *told, environ=environ) as server:
-        async with client_of(server.base_url) as client:
-            yield Followed(server=server, client=client)
-        assert server.exit_code in (None, KILLED), server.log
-        assert "Traceback" not in server.log, server.log
-
-
-def live(version: int) -> Callable[[Follow], bool]:
-    """Whether it is that version."""
-    return lambda status: status["live_version"] == version
-
-
-async def seen(client: Client) -> Seen:
-    return await client.checksums(), await client.greedy(PROMPTS[:2], TOKENS)
-
-
-async def fresh(directory: Path) -> Seen:
-    """What a server shows that was started on ``directory``."""
-    async with serving(load(directory)) as started:
-        return await seen(started.client)
 
 
 @asynccontextmanager
@@ -152,6 +78,74 @@ async def test_by_hand(a: Path, tmp_path: Path, keep: str) -> None:
         metrics = (await on.client.call("GET", "/metrics")).text
         assert 'hotswap_update_commits_total{mode="sparse"} 2.0' in metrics
         assert "hotswap_follow_live_version 2.0" in metrics
+
+
+async def test_at_its_own_pace_beside_what_others_do(a: Path, tmp_path: Path) -> None:
+    flags = ("--follow-commit", "auto", "--follow-local", str(tmp_path / "local"))
+    async with trainer(a, tmp_path) as trains, follows(a, tmp_path / "source", *flags) as on:
+        client = on.client
+        async with Streams(client) as streams:
+            stream = streams.start(PROMPTS[0], 300)
+            await stream.has_tokens()
+            await shown(trains, tmp_path, 1, "xor")
+            # What is in flight waits for the commit, and goes on.
+            await on.until(live(1))
+            await stream.finished()
+            assert len(stream.tokens) == 300
+        await client.pause("abort")
+        second = await shown(trains, tmp_path, 2, "xor")
+        await on.until(live(2))
+        # It commits, and leaves the gate as it is.
+        assert (await client.state())["state"] == "paused"
+        await client.resume()
+        assert await seen(client) == await fresh(second)
+        await client.done("/release_memory_occupation")
+        third = await shown(trains, tmp_path, 3, "xor")
+        told = await on.until(lambda status: status["pulled_version"] == 3)
+        assert told["state"] in ("pulling", "waiting")
+        assert (await client.state())["state"] == "sleeping"
+        await client.done("/resume_memory_occupation")
+        told = await on.until(live(3))
+        # Nothing that was tried meanwhile.
+        assert told["failures"] == 0, told
+        assert await seen(client) == await fresh(third)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("keep", "modes"),
+    # One of them pulls, and knows what has changed; the other one takes the delta back, but for
+    # the first, for it has not seen the base there. A log tells it at once.
+    [("materialize", {"sparse": 5, "full": 1}), ("log", {"sparse": 6, "full": 0})],
+)
+async def test_servers_that_share_their_directory(
+    a: Path, tmp_path: Path, keep: str, modes: Mapping[str, int]
+) -> None:
+    source = tmp_path / "source"
+    local = ("--follow-local", str(tmp_path / "local"), "--local-checkpoint", keep)
+    flags = ("--follow-commit", "auto", *local)
+    async with (
+        trainer(a, tmp_path) as trains,
+        follows(a, source, *flags) as one,
+        follows(a, source, *flags) as two,
+    ):
+        for on in (one, two):
+            await on.until(lambda status: status["pulled_version"] == 0)
+        for version in (1, 2, 3):
+            expected = await fresh(await shown(trains, tmp_path, version, "xor"))
+            for on in (one, two):
+                await on.until(live(version))
+                assert await seen(on.client) == expected
+        counts = [await commits(on) for on in (one, two)]
+        assert {mode: sum(of.get(mode, 0) for of in counts) for mode in modes} == modes
+
+
+async def commits(on: Followed) -> dict[str, int]:
+    """How many there were of each mode."""
+    lines = (await on.client.call("GET", "/metrics")).text.splitlines()
+    name = "hotswap_update_commits_total{mode="
+    found = [line.removeprefix(name).split() for line in lines if line.startswith(name)]
+    return {mode.strip('"}'): int(float(count)) for mode, count in found}
 
 
 def calls_of_a_pull(a: Path, tmp_path: Path, keep: Keep) -> int:

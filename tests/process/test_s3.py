@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,71 +28,23 @@ from hotswap.stream import (
 from hotswap.stream.layout import INDEX, directory_of
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import place_of
-from tests.markdown_blocks import ROOT
+from tests.process.s3_store import BUCKET, access
+from tests.process.store_gate import StoreGate
 from tests.unit.stream.streams import Stream, contents_of
 from tests.unit.stream.trained import after_step, bytes_in, first_state, write_base
-from tests.untraced import UNTRACED
 
 pytestmark = pytest.mark.process
 
-BUCKET = "weights"
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Where the server is; it has one bucket."""
-    command = [sys.executable, "-m", "tests.process.s3_server"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **UNTRACED},
-        text=True,
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        yield f"http://127.0.0.1:{port}"
-        server.stdin.close()
-        server.wait(30)
-
-
 @pytest.fixture(autouse=True)
-def access(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the environment of a trainer or a server says of the store, and nothing else does."""
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The bucket, and an environment in which it is found."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "tester",
-        "AWS_SECRET_ACCESS_KEY": "hush-hush",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-    }.items():
+    for name, value in access(s3_endpoint, tmp_path / "none").items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def bucket(endpoint: str) -> str:
-    """The bucket, made once."""
-    client = (
-        import_module("botocore.session")
-        .get_session()
-        .create_client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="tester",
-            aws_secret_access_key="hush-hush",
-        )
-    )
-    client.create_bucket(Bucket=BUCKET)
-    client.close()
     return BUCKET
 
 
@@ -120,6 +71,48 @@ def _said(capsys: Capture, *words: object, code: int = 0) -> dict[str, Any]:
     assert "hush" not in captured.out + captured.err
     found: dict[str, Any] = json.loads(captured.out)
     return found
+
+
+def test_nothing_that_was_listed_or_looked_at_is_remembered(bucket: str) -> None:
+    url = f"s3://{bucket}/{secrets.token_hex(4)}"
+    caching = import_module("s3fs").S3FileSystem(skip_instance_cache=True, use_listings_cache=True)
+    others = directory_of(Objects.at(url), 1) / "model.safetensors"
+    for place in (Objects.at(url), Objects.at(url, fs=caching)):
+        mine = directory_of(place, 1) / "model.safetensors"
+        assert (published_versions(place), mine.content()) == ((), None)
+        others.store.put(others.url, b"some")
+        assert (published_versions(place), mine.content()) == ((1,), b"some")
+        others.store.put(others.url, b"some more")
+        assert (published_versions(place), mine.content()) == ((1,), b"some more")
+        others.store.delete(others.url)
+        assert (mine.content(), published_versions(place)) == (None, ())
+
+
+def test_credentials_that_have_run_out_are_read_again(
+    bucket: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with StoreGate(s3_endpoint) as gate:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", gate.url)
+        _write_key(file, "first")
+        place = Objects.at(f"s3://{bucket}/rotated")
+        assert published_versions(place) == ()
+        gate.expire("first")
+        before = len(gate.requests)
+        with pytest.raises(SourceUnusable, match=r"the store refuses listing it .*ExpiredToken"):
+            published_versions(place)
+        # Once with what it had, and once with what lies there.
+        assert len(gate.requests) == before + 2
+        _write_key(file, "second")
+        assert published_versions(place) == ()
+
+
+def _write_key(file: Path, key: str) -> None:
+    text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush-hush\n"
+    file.write_text(text)
 
 
 @pytest.mark.long

@@ -149,6 +149,9 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("--local-root", "/nonexistent/root"), "--local-root /nonexistent/root is no directory"),
     (("--wait-visible-s", "nan"), "'nan' is no value for wait-visible-s"),
     (("--wait-visible-s", "60"), "wait-visible-s is 60.0, wanted seconds"),
+    (("--follow", "s4://bucket/run"), "--follow: s4://... is of no store that is known, wanted"),
+    (("--follow", "s3://me:pw@bucket/run"), "--follow: s3://*** is no plain URL of a bucket"),
+    (("--follow", "gs://bucket/run"), "what reads gs:// is not installed (there is no module gcs"),
 ]
 
 
@@ -161,6 +164,7 @@ def test_whatever_is_wrong_with_what_serve_was_told_is_code_2_and_json_where_ask
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
     command = ("serve", "--model", str(tmp_path), "--port", "0", *arguments)
     assert run(*command) == 2
     assert said in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from hotswap.errors import UpdateFailed, UpdateRejected
 from hotswap.follow import FollowState
+from hotswap.state import Command, Outcome, Situation
 from hotswap.stream.layout import directory_of
 from hotswap.testing.fake_followed import FakeFollowed
 from hotswap.types import PauseMode, Scope, Update
@@ -86,6 +87,19 @@ async def test_started_again_it_goes_on_from_its_directory(tmp_path: Path) -> No
         moved.rename(stream.source)
         seen = await on.look()
         assert (seen.state, seen.reached, len(on.server.received)) == ("current", True, 1)
+
+
+async def test_a_source_may_come_later(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor")
+    later = tmp_path / "runs" / "later"
+    async with following(stream, source=later) as on:
+        seen = await on.look()
+        assert (seen.state, seen.kind, seen.reached) == ("failing", "SourceNotReady", False)
+        assert f"{later}: cannot be listed (No such file or directory)" in (seen.reason or "")
+        later.parent.mkdir()
+        stream.source.rename(later)
+        seen = await on.look()
+        assert (seen.state, seen.live, seen.reached, seen.reason) == ("current", 1, True, None)
 
 
 async def test_versions_that_were_missed_are_one_commit(tmp_path: Path) -> None:
@@ -261,6 +275,28 @@ async def test_nor_beside_an_update(tmp_path: Path) -> None:
         assert (await on.look()).state == "waiting"
         server.updates.clear()
         assert (await on.look()).live == 1
+
+
+async def test_released_memory_is_waited_for(tmp_path: Path) -> None:
+    stream, weights = Stream(tmp_path, "xor"), frozenset({"weights"})
+    async with following(stream) as on:
+        await on.until(lambda status: status.reached)
+
+        def moved(command: Command) -> None:
+            now = Situation(releases=weights, restored=True)
+            on.server.machine.begin(command, now)
+            on.server.machine.finish(Outcome.DONE, now)
+
+        moved(Command.SLEEP)
+        stream.add("xor")
+        seen = await on.look()
+        # Pulled ahead all the same, and no failure: it is the trainer's turn.
+        assert (seen.state, seen.pulled, seen.live, seen.failures) == ("waiting", 2, None, 0)
+        assert len(on.server.received) == 1
+        moved(Command.WAKE)
+        # At once, and not when the interval is over.
+        seen = await on.until(lambda status: status.live == 2)
+        assert len(on.server.received) == 2
 
 
 @pytest.mark.parametrize("error", [UpdateRejected("wrong shape"), UpdateFailed("torn")])

@@ -11,6 +11,7 @@ from hotswap.errors import UpdateRejected
 from hotswap.follow import FOLLOW, CommitPace, FollowOptions
 from hotswap.follow.start import FollowSetup
 from hotswap.settings import Settings, SettingsError
+from hotswap.stream import SourceUnusable
 from hotswap.stream.objects import Objects
 from hotswap.stream.recorded import RecordedBase
 from hotswap.testing.fake_followed import FakeFollowed
@@ -92,6 +93,18 @@ def test_settings_that_are_none(told: dict[str, Any], named: str) -> None:
 def test_a_url_that_is_none() -> None:
     with pytest.raises(UpdateRejected):
         options(follow="s3://user:secret@bucket/run")
+
+
+def test_a_source_that_can_be_none_ends_the_start(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "full")
+    for source, why in (
+        (stream.base, "is a checkpoint and has no published version"),
+        (stream.source / "weight_v000001", "is version 1 itself"),
+        (stream.base / "config.json", "is a file, wanted a directory of published versions"),
+    ):
+        with pytest.raises(SourceUnusable, match=why):
+            FollowSetup.of(values(follow=str(source), follow_local=str(tmp_path / "local")))
+    assert not (tmp_path / "local").exists()
 
 
 def test_strategies_may_read_what_is_pulled(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hotswap.follow.mark import VersionMark
 from hotswap.follow.seen import Behind, Seen, SourceWatch
 from hotswap.follow.target import next_target
 from hotswap.follow.turns import Turns
-from hotswap.stream import SourceNotReady, directory_of
+from hotswap.stream import SourceNotReady, SourceUnusable, directory_of
 from hotswap.stream.objects import Objects
 from tests.unit.follow.following import damage
 from tests.unit.stream.streams import Stream
@@ -126,6 +126,19 @@ def test_a_source_is_looked_at_again_and_again(tmp_path: Path) -> None:
     assert list(watch.look(above=3, told=[7]).whole) == [2]
     shutil.rmtree(stream.source)
     with pytest.raises(SourceNotReady, match="cannot be listed"):
+        watch.look()
+
+
+def test_a_source_that_has_become_none_says_so(tmp_path: Path) -> None:
+    stream = Stream(tmp_path)
+    watch = SourceWatch(stream.source)
+    assert watch.look() == Seen()
+    (stream.source / "model.safetensors").write_bytes(b"")
+    with pytest.raises(SourceUnusable, match="is a checkpoint and has no published version"):
+        watch.look()
+    shutil.rmtree(stream.source)
+    stream.source.write_text("")
+    with pytest.raises(SourceUnusable, match="is a file, wanted a directory"):
         watch.look()
 
 

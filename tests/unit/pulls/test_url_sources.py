@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import hotswap.stream.object_store as object_store
 from hotswap.pulls import Puller, PullNews
 from hotswap.stream import OutsideRoots, SourceUnusable
 from hotswap.stream.objects import Objects
@@ -52,6 +53,24 @@ async def test_a_url_below_a_root_is_pulled(stream: Stream, url: str) -> None:
     assert puller.holds(stream.local, place_of(url), 2, looks=True)
     assert not puller.holds(stream.local, place_of(f"{url}-other"), 2, looks=False)
     assert (await puller.pull(str(stream.local), f"{url}/", 2)).mode == "noop"
+
+
+async def test_one_connection_is_for_all_pulls(
+    stream: Stream, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, connected = vars(object_store)["_connected"], list[str]()
+
+    def counted(scheme: str) -> object:
+        connected.append(scheme)
+        return connect(scheme)
+
+    monkeypatch.setattr(object_store, "_connected", counted)
+    puller = puller_of(stream, url)
+    for version in (1, 2):
+        await puller.pull(str(stream.local), url, version)
+    assert puller.holds(stream.local, place_of(url), 2, looks=True)
+    assert contents_of(stream.local) == stream.at(2)
+    assert connected == ["memory"]
 
 
 async def test_other_urls_are_refused(stream: Stream, url: str, tmp_path: Path) -> None:
