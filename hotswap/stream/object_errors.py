@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hotswap.object_url import ObjectUrl
 from hotswap.stream.errors import SourceNotReady, SourceUnusable, StreamError
 
-__all__ = ["explained", "is_missing_bucket", "is_passing", "is_refused"]
+__all__ = ["explained", "is_missing_bucket", "is_passing", "is_refused", "no_bucket"]
 
 _FOR_GOOD = (
     FileNotFoundError,
@@ -36,18 +36,24 @@ _PASSING = frozenset(
 )
 
 
+_LATER = (408, 429)
+"""Of what HTTP calls the asker's fault, what may succeed later."""
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later: time-outs, lost connections, busy stores."""
+    status = _status(error)
+    if is_refused(error) or (status is not None and status < 500 and status not in _LATER):
+        return False
     if isinstance(error, OSError):
         return not isinstance(error, _FOR_GOOD) and error.errno not in _WRONG
-    return not _is_about_credentials(error) and any(
-        kind.__name__ in _PASSING for kind in type(error).__mro__
-    )
+    return any(kind.__name__ in _PASSING for kind in type(error).__mro__)
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether whoever asked may not, or has not said who it is."""
-    return isinstance(error, PermissionError) or _is_about_credentials(error)
+    refused = isinstance(error, PermissionError) or _status(error) in (401, 403)
+    return refused or _is_about_credentials(error)
 
 
 def is_missing_bucket(error: BaseException) -> bool:
@@ -64,15 +70,13 @@ def explained(url: ObjectUrl, doing: str, error: BaseException, *, tries: int = 
             f"pip install 'hotswap[{_EXTRAS[url.scheme]}]'"
         )
     if is_missing_bucket(error):
-        return SourceUnusable(
-            f"{url}: there is no bucket {url.bucket}; create it, or correct the URL"
-        )
+        return no_bucket(url)
     if _is_about_credentials(error):
         return SourceUnusable(
             f"{url}: no credentials for {doing} ({said}); give them to the environment of this "
-            "process, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or to its machine"
+            f"process, such as {_VARIABLES[url.scheme]}, or to its machine"
         )
-    if isinstance(error, PermissionError):
+    if is_refused(error):
         return SourceUnusable(
             f"{url}: the store refuses {doing} ({said}); see that the credentials of this process "
             "are valid and may do that"
@@ -86,6 +90,16 @@ def explained(url: ObjectUrl, doing: str, error: BaseException, *, tries: int = 
     return SourceUnusable(f"{url}: the store cannot do it: {doing} ({said})")
 
 
+def no_bucket(url: ObjectUrl) -> StreamError:
+    """The bucket of ``url`` is not there."""
+    return SourceUnusable(f"{url}: there is no bucket {url.bucket}; create it, or correct the URL")
+
+
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "memory": "none",
+}
 _EXTRAS = {"s3": "s3", "gs": "gs", "memory": "fsspec"}
 
 
@@ -94,6 +108,14 @@ def _is_about_credentials(error: BaseException) -> bool:
         "Credential" in kind.__name__ or kind.__name__ in ("RefreshError", "TokenRetrievalError")
         for kind in type(error).__mro__
     )
+
+
+def _status(error: BaseException) -> int | None:
+    """That of HTTP, where gcsfs tells it: as a number, or, of a refusal, in words."""
+    if isinstance(error, OSError) and error.errno is None and str(error).startswith("Forbidden:"):
+        return 403
+    code = getattr(error, "code", None)
+    return code if isinstance(code, int) else None
 
 
 def _codes(error: BaseException | None) -> Iterator[object]:

@@ -27,13 +27,17 @@ from hotswap.stream.object_errors import (
     is_missing_bucket,
     is_passing,
     is_refused,
+    no_bucket,
 )
 
 __all__ = ["ObjectStat", "ObjectStore"]
 
 _T = TypeVar("_T")
 
-_TRIES = 5
+_TRIES = {"gs": 1}
+_USUAL_TRIES = 5
+"""gcsfs has six of its own, and cannot be told to have fewer."""
+
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _BUDGET = 10.0
@@ -68,6 +72,7 @@ class ObjectStore:
     ) -> None:
         """``fs``: an fsspec file system to use instead of the scheme's own."""
         self._scheme = scheme
+        self._tries = _TRIES.get(scheme, _USUAL_TRIES)
         self._made = fs
         self._is_given = fs is not None
         self._pause = pause
@@ -114,7 +119,10 @@ class ObjectStore:
 
         try:
             found = self._tried(url, "listing it", look)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if url.scheme == "gs":
+                # Its prefixes are listed when they are empty; it is the bucket that is not there.
+                raise no_bucket(url) from error
             return frozenset()
         paths = (path.lstrip("/") for path in found)
         below = f"{url.path}/"
@@ -181,7 +189,7 @@ class ObjectStore:
                     can_reconnect = False
                     self._disconnect()
                     continue
-                if not is_passing(error) or tries == _TRIES or not self._spend():
+                if not is_passing(error) or tries == self._tries or not self._spend():
                     raise explained(url, doing, error, tries=tries) from error
             else:
                 with self._lock:

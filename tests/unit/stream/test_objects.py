@@ -14,6 +14,7 @@ import pytest
 
 import hotswap.stream.objects as objects_module
 from hotswap.errors import UpdateRejected
+from hotswap.object_url import ObjectUrl
 from hotswap.stream import (
     PullMode,
     SourceNotReady,
@@ -27,6 +28,7 @@ from hotswap.stream import (
     verify_source,
 )
 from hotswap.stream.layout import INDEX, directory_of
+from hotswap.stream.object_store import ObjectStore
 from hotswap.stream.objects import ObjectFile, ObjectFolder, Objects
 from hotswap.stream.place import opened, place_of, real_name
 from tests.unit.stream.faulty_store import URL, Fault, FaultyStore, objects, uploaded
@@ -271,6 +273,14 @@ class HTTPClientError(Exception):
     """Named as botocore names what it raises for lost connections."""
 
 
+class HttpError(Exception):
+    """Named as gcsfs names what the store said."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"it says {code}")
+        self.code = code
+
+
 class ClientError(Exception):
     """Named as botocore names what the store said."""
 
@@ -293,6 +303,11 @@ def no_bucket() -> FileNotFoundError:
         (NoCredentialsError("Unable to locate"), SourceUnusable, "no credentials for looking"),
         (no_bucket(), SourceUnusable, "there is no bucket bucket; create it, or correct the URL"),
         (OSError(errno.EINVAL, "InvalidURI"), SourceUnusable, "the store cannot do it"),
+        (OSError("Forbidden: b/bucket/o"), SourceUnusable, "the store refuses looking at it"),
+        (HttpError(401), SourceUnusable, "the store refuses looking at it (HttpError: it says 401"),
+        (HttpError(400), SourceUnusable, "the store cannot do it"),
+        (HttpError(429), SourceNotReady, "failed 5 times (HttpError: it says 429)"),
+        (HttpError(503), SourceNotReady, "failed 5 times (HttpError: it says 503)"),
         (ValueError("unknown region"), SourceUnusable, "the store cannot do it"),
         (HTTPClientError("reset"), SourceNotReady, "failed 5 times (HTTPClientError: reset)"),
         (ConnectionResetError(), SourceNotReady, "failed 5 times (ConnectionResetError)"),
@@ -309,6 +324,26 @@ def test_what_a_store_refuses_says_what_to_do(
     assert len(stored.pauses) == (8 if kind is SourceNotReady else 0)
     with pytest.raises(kind):
         published_versions(stored.place)
+
+
+def test_gs_has_its_own_ways(stored: Stored) -> None:
+    pauses = list[float]()
+    place = Objects(
+        ObjectUrl.parse("gs://b/run"), ObjectStore("gs", fs=stored.fs, pause=pauses.append)
+    )
+    # It lists an empty prefix, and says 404 of a bucket.
+    assert published_versions(place) == ()
+    stored.fs.before = failing(FileNotFoundError("b/b/o"))
+    with pytest.raises(SourceUnusable, match="there is no bucket b; create it"):
+        published_versions(place)
+    stored.fs.before = failing(NoCredentialsError())
+    with pytest.raises(SourceUnusable, match="such as GOOGLE_APPLICATION_CREDENTIALS, or to its"):
+        published_versions(place)
+    # Its client has six tries of its own.
+    stored.fs.before = failing(HttpError(503))
+    with pytest.raises(SourceNotReady, match=r"listing it failed \(HttpError"):
+        published_versions(place)
+    assert pauses == []
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
