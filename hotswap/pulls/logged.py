@@ -126,14 +126,17 @@ def _lay_over(
 ) -> None:
     directory = Path(checkpoint.path)
     lengths = {spec.name: spec.size_bytes for spec in checkpoint.manifest.tensors}
-    log = OpenLog(held, lengths, paths=Reserved(directory), allowed=allowed)
+    try:
+        log = OpenLog(held, lengths, paths=Reserved(directory), allowed=allowed)
+    except LocalDamaged as error:
+        raise damaged(without_advice(error)) from error
     try:
         payloads = dict(chain.from_iterable(checkpoint.buckets()))
         over = dict[str, LoggedTensor]()
         for name in log.names:
             payload = payloads[name]
             if not isinstance(payload, FileTensor):
-                raise LocalDamaged(f"{directory}: has a log, and no safetensors; pull again")
+                raise damaged("has a log, and no safetensors")
             over[name] = LoggedTensor(payload, log, damaged=damaged)
     except BaseException:
         log.close()

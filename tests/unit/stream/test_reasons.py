@@ -24,6 +24,7 @@ from hotswap.stream import (
 from hotswap.stream.errors import SourceNotReady, without_advice
 from hotswap.stream.layout import INDEX
 from hotswap.stream.state import Reserved
+from hotswap.testing.delivered import delivered
 from tests.tiers import mostly_long
 from tests.unit.stream.streams import Stream, held_contents
 
@@ -162,15 +163,21 @@ def test_no_reason_gives_advice(
     assert held_contents(stream.local) == stream.at(2)
 
 
-@pytest.mark.parametrize("keep", Keep)
-def test_a_reader_advises_to_pull_and_nothing_else(tmp_path: Path, keep: Keep) -> None:
+@pytest.mark.parametrize(("keep", "damage"), WAYS)
+def test_a_reader_advises_to_pull_and_nothing_else(
+    tmp_path: Path, keep: Keep, damage: Damage
+) -> None:
     stream = reached(tmp_path, keep, "xor", "gap")
-    cut(stream.local)
-    with pytest.raises(LocalDamaged) as caught, held_checkpoint(stream.local):
-        pass
-    seen, _, advice = str(caught.value).partition("; ")
-    assert advice == "pull it again, which makes the copy anew"
-    assert "wait" not in seen
+    damage(stream.local)
+    with pytest.raises(LocalDamaged) as caught, held_checkpoint(stream.local) as checkpoint:
+        delivered(checkpoint.buckets())
+    seen, advice, _ = str(caught.value).partition("; pull it again, which makes the copy anew")
+    assert advice
+    assert not ADVICE.search(seen.replace(str(tmp_path), "")), seen
+    assert pull(
+        stream.local, stream.source, 1, base_dir=stream.base, threads=1, keep=keep
+    ).mode in ("seed", "reseed")
+    assert held_contents(stream.local) == stream.at(1)
 
 
 def test_advice_is_what_follows_what_was_seen() -> None:
