@@ -118,6 +118,15 @@ WAYS = [
     *((keep, damage) for keep in Keep for damage in OF_FILES),
     *((Keep.LOG, damage) for damage in OF_LOGS),
 ]
+QUICK = [
+    (Keep.FILES, cut),
+    (Keep.COPIES, longer),
+    *((Keep.LOG, damage) for damage in (emptied, gone, index_of_more, deltas, broken_config)),
+    *((Keep.LOG, damage) for damage in OF_LOGS),
+]
+every_way = pytest.mark.parametrize("way", mostly_long(WAYS, but=QUICK))
+
+Way = tuple[Keep, Damage]
 
 
 def reached(root: Path, keep: Keep, *encodings: str) -> Stream:
@@ -129,14 +138,11 @@ def reached(root: Path, keep: Keep, *encodings: str) -> Stream:
 
 
 @pytest.mark.parametrize("encoding", mostly_long(["xor", "overwrite", "gap"], but=["gap"]))
-@pytest.mark.parametrize(("keep", "damage"), WAYS)
+@every_way
 def test_no_reason_gives_advice(
-    tmp_path: Path,
-    keep: Keep,
-    damage: Damage,
-    encoding: str,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, way: Way, encoding: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    keep, damage = way
     stream = reached(tmp_path, keep, encoding, encoding)
     damage(stream.local)
     for fault in verify_local(stream.local, threads=1).faults:
@@ -163,10 +169,9 @@ def test_no_reason_gives_advice(
     assert held_contents(stream.local) == stream.at(2)
 
 
-@pytest.mark.parametrize(("keep", "damage"), WAYS)
-def test_a_reader_advises_to_pull_and_nothing_else(
-    tmp_path: Path, keep: Keep, damage: Damage
-) -> None:
+@every_way
+def test_a_reader_advises_to_pull_and_nothing_else(tmp_path: Path, way: Way) -> None:
+    keep, damage = way
     stream = reached(tmp_path, keep, "xor", "gap")
     damage(stream.local)
     with pytest.raises(LocalDamaged) as caught, held_checkpoint(stream.local) as checkpoint:
