@@ -15,7 +15,8 @@ import numpy as np
 
 from hotswap.native import compiled
 from hotswap.sparse.kernel import scatter_words
-from hotswap.stream.gap_layout import GapHead, Sparse
+from hotswap.stream.fused import load_fused
+from hotswap.stream.gap_layout import GapHead, Sparse, count_gaps, escape_of, join_two
 from hotswap.stream.gap_native import NativeSteps, NativeTurns
 from hotswap.stream.xor_native import is_worth_it, xor
 
@@ -35,10 +36,17 @@ def load_loops(tensor_bytes: Iterable[int]) -> bool:
     if not is_worth_it(max(tensor_bytes, default=0)):
         return False
     xor(np.zeros(8, np.uint8), np.zeros(8, np.uint8), native=True)
-    for width, gap_width in product(_WIDTHS, (1, 2)):
-        change = _one_change(width, gap_width)
+    changes = [_one_change(width, gap_width) for width, gap_width in product(_WIDTHS, (1, 2))]
+    load_fused(changes)
+    for change in changes:
         for steps in (NativeSteps(change), NativeTurns([change])):
             steps.apply(np.zeros(8, np.uint8))
+    for gap_width in (1, 2):
+        symbols = np.zeros(1, f"<u{gap_width}")
+        symbols.flags.writeable = False
+        compiled(count_gaps, brief=True)(symbols, escape_of(gap_width))
+    plane = symbols.view(np.uint8)
+    compiled(join_two, brief=True)(plane, plane, np.empty(2, "<u2"))
     nothing = np.empty(0, np.int64)
     compiled(scatter_words)(nothing, np.empty(0, np.uint32), nothing)
     _log.info("what numba compiles for pulls and sparse commits is loaded")

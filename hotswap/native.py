@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from hotswap.native_calls import make_callable
+
 __all__ = ["compiled", "has_native"]
 
 _log = logging.getLogger("hotswap.native")
@@ -30,9 +32,19 @@ def has_native() -> bool:
 
 
 @cache
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel``, compiled at its first call for each kind of arguments."""
+def compiled(
+    kernel: Callable[..., Any], *called: Callable[..., Any], brief: bool = False
+) -> Callable[..., Any]:
+    """``kernel``, compiled at its first call for each kind of arguments.
+
+    ``brief``: it takes less time than another thread does to be woken up for the lock.
+    It may use ``call``, and the functions ``called``, which are of its module: what is kept for
+    later processes is made anew when that changes, and no other.
+    """
     numba = importlib.import_module("numba")
+    make_callable()
+    for function in called:
+        numba.extending.register_jitable(function)
     # Without the GIL: a thread for each core works on arrays of its own.
-    ready: Callable[..., Any] = numba.njit(nogil=True, cache=True)(kernel)
+    ready: Callable[..., Any] = numba.njit(nogil=not brief, cache=True)(kernel)
     return ready

@@ -18,7 +18,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
-from hotswap.stream.frames import Bytes, frame_of
+from hotswap.stream.frames import Bytes, frame_of, kept_decompressor
 from hotswap.stream.gap import decode_gap, encode_gap, steps_in_turn
 
 __all__ = [
@@ -167,8 +167,7 @@ def _decompress(blob: memoryview, *, at_most: int, where: str) -> bytes:
         # The library takes memory for the size that a frame declares, whatever it may be.
         if size not in _UNSAID:
             _check_size(size, at_most, where)
-        decompressor = zstandard.ZstdDecompressor()
-        payload = decompressor.decompress(
+        payload = kept_decompressor().decompress(
             blob, max_output_size=max(at_most, 1), allow_extra_data=False
         )
     except zstandard.ZstdError as error:

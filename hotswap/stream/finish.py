@@ -97,13 +97,17 @@ def _write_records(
                 run_all(
                     pool,
                     [
-                        (len(group), partial(_write, group, journal, fds, disk, tally))
+                        (_size_of(group), partial(_write, group, journal, fds, disk, tally))
                         for group in groups
                     ],
                 )
         with tally.phase("sync"):
             for fd in fds.values():
                 disk.sync(fd)
+
+
+def _size_of(records: Sequence[Record]) -> int:
+    return sum(record.span for record in records)
 
 
 def _open(paths: Reserved, name: str, disk: Disk) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotswap.stream.errors import DeltaDamaged
 
-__all__ = ["Bytes", "frame_of", "packed", "unpacked"]
+__all__ = ["Bytes", "frame_of", "kept_decompressor", "packed", "unpacked"]
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """A tensor's bytes, one-dimensional."""
@@ -51,7 +51,7 @@ def unpacked(stored: memoryview, size: int, *, compressed: bool, where: str) -> 
     try:
         # The library takes memory for the size that a frame declares, whatever it may be.
         _check(zstandard.get_frame_parameters(stored).content_size, size, where)
-        raw = _decompressor().decompress(stored, allow_extra_data=False)
+        raw = kept_decompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DeltaDamaged(
             f"{where}: not one zstd frame of {size} bytes ({error}); publish it again"
@@ -60,7 +60,7 @@ def unpacked(stored: memoryview, size: int, *, compressed: bool, where: str) -> 
     return np.frombuffer(raw, np.uint8)
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
+def kept_decompressor() -> zstandard.ZstdDecompressor:
     """This thread's own: to make one takes longer than to unpack a short stream."""
     kept: zstandard.ZstdDecompressor | None = getattr(_own, "decompressor", None)
     if kept is None:

@@ -6,13 +6,23 @@ the width of the elements, and nothing is looked up outside of the arguments.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from hotswap.native_calls import call
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Symbols, Values
 
-__all__ = ["change_elements", "change_in_turn", "change_piece"]
+__all__ = [
+    "change_elements",
+    "change_in_turn",
+    "change_piece",
+    "read_change_hash",
+    "xor_told",
+    "xor_untold",
+]
 
 
 def change_piece(
@@ -133,3 +143,80 @@ def change_in_turn(
             value += 1
         places[change, 0], places[change, 1] = symbol, value
         places[change, 2] = element + begin
+
+
+def read_change_hash(
+    functions: NDArray[np.int64],
+    fd: int,
+    at: int,
+    out: Values,
+    count: int,
+    block: int,
+    begin: int,
+    dense: Values,
+    symbols: Symbols,
+    values: Values,
+    ends: NDArray[np.int64],
+    escapes: NDArray[np.int64],
+    places: NDArray[np.int64],
+    words: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Read ``count`` elements of a tensor from byte ``at`` of file ``fd`` on, change and hash them;
+    how many were, which are fewer when the file cannot be read, and of how many words was told.
+
+    ``functions``: the addresses of ``pread`` and of an update of a hash, and the hash's state.
+    ``out`` has room for all of them, or for the ``block`` elements that are in the processor's
+    cache at once. ``begin`` is the first one's number. ``dense`` is XORed with them all, or empty;
+    ``symbols`` to ``places`` are as for ``change_in_turn``. ``words``, if it has room, is told of
+    the last of the changes, or of ``dense`` without any, from the first element on.
+    """
+    pread, update, state = functions[0], functions[1], functions[2]
+    width = out.itemsize
+    address: Any = np.int64(out.ctypes.data)
+    keeps, told = len(out) >= count, len(words) > 0
+    quiet = len(ends) - 1 if told else len(ends)
+    done, touched = 0, 0
+    while done < count:
+        size = min(block, count - done)
+        first = done if keeps else 0
+        begins, wanted, read = address + first * width, size * width, 0
+        while read < wanted:
+            got = call(pread, fd, begins + read, wanted - read, at + done * width + read)
+            if got <= 0:
+                return done, touched
+            read += got
+        piece, before = out[first : first + size], touched
+        change = dense[done : done + size]
+        if told and quiet < 0:
+            touched += xor_told(piece, change, words[touched:])
+        elif len(change) > 0:
+            xor_untold(piece, change)
+        if quiet > 0:
+            change_in_turn(symbols, values, ends[:quiet], escapes, places, piece, begin + done)
+        if told and quiet >= 0:
+            touched += change_elements(
+                symbols, values, escapes[quiet], places[quiet], piece, begin + done, words[touched:]
+            )
+        for word in range(before, touched):
+            words[word] += done * width >> 3
+        call(update, state, begins, wanted, 0)
+        done += size
+    return done, touched
+
+
+def xor_untold(piece: Values, change: Values) -> None:
+    """XOR ``change`` into ``piece``."""
+    for element in range(len(piece)):
+        piece[element] ^= change[element]
+
+
+def xor_told(piece: Values, change: Values, words: NDArray[np.int64]) -> int:
+    """As ``xor_untold`` for words of eight bytes, and fill ``words`` with those that change; how
+    many. ``words`` has room for one more."""
+    found = 0
+    for word in range(len(piece)):
+        # Written down in any case and counted if it is one: a branch would be guessed wrong.
+        words[found] = word
+        piece[word] ^= change[word]
+        found += change[word] != 0
+    return found

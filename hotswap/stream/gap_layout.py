@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotswap.native import compiled, has_native
 from hotswap.stream.errors import DeltaDamaged
 from hotswap.stream.frames import Bytes, packed, unpacked
 
@@ -27,9 +28,11 @@ __all__ = [
     "Sparse",
     "Symbols",
     "Values",
+    "count_gaps",
     "dense_blob",
     "escape_of",
     "head_of",
+    "join_two",
     "parse_sparse",
     "sparse_blob",
 ]
@@ -45,6 +48,9 @@ Symbols = NDArray[np.uint8] | NDArray[np.uint16]
 
 Values = NDArray[Any]
 """Unsigned, as wide as the elements."""
+
+_MANY = 4096
+"""So many symbols numpy counts as fast as a compiled loop is called."""
 
 _MAGIC = b"hsg"
 _HEAD = struct.Struct("<3sBBBBBQQ")
@@ -154,7 +160,7 @@ def parse_sparse(blob: memoryview, head: GapHead, *, where: str) -> Sparse:
     streams = list(_unpacked(blob, begin, sizes, lengths, where))
     found = _joined(streams[: head.gap_width])
     _check_gaps(found, head, where)
-    return Sparse(head=head, symbols=found, values=_valued(streams[head.gap_width :]))
+    return Sparse(head=head, symbols=found, values=_joined(streams[head.gap_width :]))
 
 
 def _unpacked(
@@ -168,12 +174,29 @@ def _unpacked(
 
 
 def _check_gaps(symbols: Symbols, head: GapHead, where: str) -> None:
-    ends = int(np.count_nonzero(symbols != escape_of(head.gap_width)))
+    ends, past = _ends_and_sum(symbols, escape_of(head.gap_width))
+    past += head.changed
     if ends != head.changed or (ends and symbols[-1] == escape_of(head.gap_width)):
         raise _damaged(where, f"{ends} gaps, or a last one without end", f"{head.changed}, ended")
-    past = int(symbols.sum(dtype=np.int64)) + head.changed
     if past > head.elements:
         raise _damaged(where, f"gaps up to element {past}", f"at most {head.elements}")
+
+
+def _ends_and_sum(symbols: Symbols, escape: int) -> tuple[int, int]:
+    """How many ``symbols`` end a gap, and how far all of them lead."""
+    if len(symbols) >= _MANY and has_native():
+        ends, past = compiled(count_gaps, brief=True)(_fixed(symbols), escape)
+        return int(ends), int(past)
+    return int(np.count_nonzero(symbols != escape)), int(symbols.sum(dtype=np.int64))
+
+
+def count_gaps(symbols: Symbols, escape: int) -> tuple[np.int64, np.int64]:
+    """As ``_ends_and_sum``, for numba: numpy goes through them three times."""
+    ends, past = np.int64(0), np.int64(0)
+    for symbol in symbols:
+        ends += symbol != escape
+        past += np.int64(symbol)
+    return ends, past
 
 
 def _planes_of(symbols: Symbols) -> Iterator[Bytes]:
@@ -182,21 +205,36 @@ def _planes_of(symbols: Symbols) -> Iterator[Bytes]:
         yield np.ascontiguousarray(octets[place :: symbols.itemsize])
 
 
-def _joined(planes: Sequence[Bytes]) -> Symbols:
+def _joined(planes: Sequence[Bytes]) -> Values:
+    """Numbers of which ``planes`` have a byte each, the lowest first."""
     if len(planes) == 1:
         return planes[0]
-    low, high = planes
-    joined = high.astype(np.uint16)
-    joined <<= 8
-    joined |= low
+    if len(planes) == 2 and len(planes[0]) >= _MANY and has_native():
+        return _joined_two(*planes)
+    joined: Values = planes[-1].astype(f"<u{len(planes)}")
+    for plane in reversed(planes[:-1]):
+        joined <<= 8
+        joined |= plane
     return joined
 
 
-def _valued(planes: Sequence[Bytes]) -> Values:
-    values = np.empty((len(planes[0]), len(planes)), np.uint8)
-    for byte, plane in enumerate(planes):
-        values[:, byte] = plane
-    return values.reshape(-1).view(f"<u{len(planes)}")
+def _joined_two(low: Bytes, high: Bytes) -> Values:
+    joined = np.empty(len(low), "<u2")
+    compiled(join_two, brief=True)(_fixed(low), _fixed(high), joined)
+    return joined
+
+
+def join_two(low: Bytes, high: Bytes, joined: Values) -> None:
+    """For numba: each step of numpy would give the interpreter's lock away."""
+    for at in range(len(joined)):
+        joined[at] = low[at] | np.uint16(high[at]) << np.uint16(8)
+
+
+def _fixed(array: Any) -> Any:
+    """``array`` as one that is not written to: each kind of array is compiled for anew."""
+    fixed = array.view()
+    fixed.flags.writeable = False
+    return fixed
 
 
 def _damaged(where: str, seen: str, wanted: str) -> DeltaDamaged:

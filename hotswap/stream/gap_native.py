@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,12 @@ class NativeTurns:
         values = [change.values for change in changes]
         self._room = _rooms().pop() if _rooms() else _Joined()
         self._symbols, self._values = self._room.symbols(symbols), self._room.values(values)
-        self._ends = np.cumsum([len(one) for one in symbols])
+        ends = list(accumulate(map(len, symbols)))
+        self._ends = np.array(ends)
         self._escapes = np.array([escape_of(change.head.gap_width) for change in changes])
         self._places = np.zeros((len(changes), 3), np.int64)
-        self._places[1:, 0] = self._ends[:-1]
-        self._places[1:, 1] = np.cumsum([len(one) for one in values])[:-1]
+        self._places[1:, 0] = ends[:-1]
+        self._places[1:, 1] = list(accumulate(map(len, values)))[:-1]
         self._begin = 0
 
     def __repr__(self) -> str:
@@ -46,16 +48,14 @@ class NativeTurns:
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` from old bytes into new ones."""
         begin, self._begin = self._begin, self._begin + len(piece)
-        _compiled(gap_kernels.change_in_turn)(
-            self._symbols,
-            self._values,
-            self._ends,
-            self._escapes,
-            self._places,
-            piece.view(f"<u{self._width}"),
-            begin // self._width,
-        )
+        elements = piece.view(f"<u{self._width}")
+        _compiled(gap_kernels.change_in_turn)(*self.arguments, elements, begin // self._width)
         return _NONE
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What a compiled loop is given of them: it moves them on."""
+        return self._symbols, self._values, self._ends, self._escapes, self._places
 
     def finish(self) -> None:
         """Everything was checked at the beginning."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hotswap.errors import UpdateRejected
 from hotswap.stream.errors import VersionMalformed
 from hotswap.weights.strict_json import parse_object
 
@@ -70,7 +71,19 @@ def parse_header(text: bytes, *, source: str) -> Header:
 
     Raises: UpdateRejected for anything but JSON, VersionMalformed for the rest.
     """
-    return (_parsed_before if len(text) <= _SHORT_BYTES else _parsed)(text, source)
+    if len(text) > _SHORT_BYTES:
+        return _parsed(text, source)
+    try:
+        return _parsed_before(text)
+    except UpdateRejected:
+        return _parsed(text, source)  # which says where
+
+
+@lru_cache(maxsize=32)
+def _parsed_before(text: bytes) -> Header:
+    """Of what lies in one pull's way each header is looked at several times, or with every pull;
+    the one of a version in two places."""
+    return _parsed(text, "")
 
 
 def _parsed(text: bytes, source: str) -> Header:
@@ -93,10 +106,6 @@ def _parsed(text: bytes, source: str) -> Header:
             )
         end += span.length
     return Header(spans=dict(spans), metadata=metadata, data_offset=start, file_bytes=end)
-
-
-_parsed_before = lru_cache(maxsize=32)(_parsed)
-"""Of what lies in one pull's way each header is looked at several times, or with every pull."""
 
 
 def _metadata(metadata: object, source: str) -> dict[str, str]:

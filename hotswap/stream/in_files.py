@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,7 @@ from hotswap.stream.apply import Fold
 from hotswap.stream.gap_memory import LOGGED
 from hotswap.stream.in_place import Changes, InPlace, stage_changes
 from hotswap.stream.journal import JournalWriter
+from hotswap.stream.journal_room import densely_changed
 from hotswap.stream.local import LocalCheckpoint
 from hotswap.stream.log import Holding
 from hotswap.stream.log_files import OpenLog
@@ -94,19 +95,30 @@ def write_in_files(
 
     ``after`` has the tensors that are held; those that ``deltas`` change get their new digests.
     ``copies``: files of which most changes are written anew beside the old ones, which stay as
-    room for the next time; without that room, and all others, in place.
+    room for the next time; without that room, and all others, in place. Without ``copies`` only
+    files of which so much changes that a journal would be as long, and nothing of the old stays.
     Raises: DeltaDamaged, LocalDamaged, LocalBusy, OSError.
     """
     local = here.local
     everything = {**dict.fromkeys(here.log.names, ()), **deltas}
     local.check_writable(here.stored.files)
-    copied = worth_copying(here.stored, everything) if copies else ()
+    if copies:
+        copied = worth_copying(here.stored, everything)
+    else:
+        all_of = {name: (*here.log.deltas(name), *own) for name, own in everything.items()}
+        copied = densely_changed(here.stored, everything, all_of.__getitem__)
     try:
-        _write(here, everything, after, patches, copied)
+        _write(here, everything, after, patches, copied, keeps=copies)
     except NoRoom as error:
         _log.warning("%s: no second copy, written in place: %s", local.directory, error)
         local.drop_copies()
         _write(here, everything, after, patches, ())
+    except BaseException:
+        # Once the journal is there, the new files are what it goes on with.
+        if not (copies or local.paths.is_pending):
+            with suppress(OSError):
+                local.drop_copies()
+        raise
 
 
 def _write(
@@ -115,6 +127,8 @@ def _write(
     after: State,
     patches: PatchCache | None,
     copied: tuple[str, ...],
+    *,
+    keeps: bool = False,
 ) -> None:
     local = here.local
     with recording(here, patches) as recorder, ExitStack() as stack:
@@ -127,4 +141,5 @@ def _write(
         if copy is not None:
             copy.complete(deltas, here.held.plain.tensors)
         new = msgspec.structs.replace(after, tensors={**after.tensors, **staging.digests})
-        local.commit(journal, new, files=files, moves=copied, keeps=copied)
+        kept = copied if keeps else ()
+        local.commit(journal, new, files=files, moves=copied, keeps=kept)

@@ -285,8 +285,8 @@ def chunk_room(span: int, *, at: int = 0) -> Bytes:
     a few bytes before or after in its page, so that this one begins half a page from there.
     """
     pages: Bytes | None = getattr(_own, "pages", None)
-    if pages is None:
-        memory = np.empty(CHUNK_BYTES + 2 * _PAGE_BYTES, np.uint8)
+    if pages is None or len(pages) < span + _PAGE_BYTES:
+        memory = np.empty(max(span, CHUNK_BYTES) + 2 * _PAGE_BYTES, np.uint8)
         pages = _own.pages = memory[-memory.ctypes.data % _PAGE_BYTES :]
     begin = (at + _PAGE_BYTES // 2) % _PAGE_BYTES // WORD_BYTES * WORD_BYTES
     room = pages[begin : begin + whole_words(span)]

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import overload
 
@@ -57,6 +58,9 @@ _SHOWN_BY = (INDEX, "model.safetensors")
 """Put whole and last: without one of them there may be more to come."""
 
 _DIRECTORY = re.compile(r"weight_v(\d{6,})")
+_SHORT_BYTES = 2**18
+"""Indexes up to here are parsed once, as long as they are looked at now and then."""
+
 _NUMBER = re.compile(r"\d{1,18}")
 _FORBIDDEN = frozenset("/\\\0")
 
@@ -157,6 +161,10 @@ def read_index(
     source = f"{folder.path}: {INDEX}"
     room = MAX_HEADER_BYTES if names is None else header_room(names)
     text = read_text(folder, INDEX, at_most=room)
+    return (_parsed_before if len(text) <= _SHORT_BYTES else _parsed)(text, version, source)
+
+
+def _parsed(text: bytes, version: int | None, source: str) -> DeltaIndex | None:
     # The index is renamed into place: one that does not parse is not wholly visible.
     with raised_as(SourceNotReady):
         index = parse_object(text, source=source)
@@ -184,6 +192,10 @@ def read_index(
         file_of=_weight_map(index, source),
         text=text,
     )
+
+
+_parsed_before = lru_cache(maxsize=16)(_parsed)
+"""A pull looks several times at the index of each version, to see that it is still the same."""
 
 
 def _check_full(metadata: Mapping[str, object], version: int | None, source: str) -> None:
@@ -229,12 +241,15 @@ def _weight_map(index: Mapping[str, object], source: str) -> dict[str, str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise VersionMalformed(f"{source}: weight_map is {weight_map!r:.80}, wanted an object")
-    for tensor, file in weight_map.items():
-        if not _is_plain(file):
-            raise VersionMalformed(
-                f"{source}: tensor {tensor!r:.200} is mapped to {file!r:.80}, wanted the name of a "
-                "*.safetensors file in the same directory"
-            )
+    files = weight_map.values()
+    # Few files hold many tensors; what is no name may also be what no set can hold.
+    distinct = set(files) if all(isinstance(file, str) for file in files) else files
+    if not all(map(_is_plain, distinct)):
+        tensor, file = next(item for item in weight_map.items() if not _is_plain(item[1]))
+        raise VersionMalformed(
+            f"{source}: tensor {tensor!r:.200} is mapped to {file!r:.80}, wanted the name of a "
+            "*.safetensors file in the same directory"
+        )
     return weight_map
 
 

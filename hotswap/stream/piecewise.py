@@ -19,7 +19,7 @@ from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_steps import XorSteps
 
-__all__ = ["piecewise", "untold"]
+__all__ = ["decoded", "piecewise", "untold"]
 
 
 def piecewise(
@@ -40,7 +40,7 @@ def piecewise(
     if delta.encoding is Encoding.XOR:
         return XorSteps(delta, length, among=among, told=told)
     if delta.encoding is Encoding.GAP:
-        change = _decoded(delta, length, memory)
+        change = decoded(delta, length, memory)
         if isinstance(change, memoryview):
             return XorSteps(replace(delta, blob=change), length, among=among, told=told)
         return steps_of(change)
@@ -56,7 +56,7 @@ def untold(
     """
     sparse = list[Sparse]()
     for delta in deltas:
-        change = _decoded(delta, length, memory) if delta.encoding is Encoding.GAP else None
+        change = decoded(delta, length, memory) if delta.encoding is Encoding.GAP else None
         if isinstance(change, Sparse):
             sparse.append(change)
             continue
@@ -66,7 +66,8 @@ def untold(
     yield from steps_in_turn(sparse)
 
 
-def _decoded(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | memoryview:
+def decoded(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | memoryview:
+    """What a ``gap`` delta changes, or the xor frame that it holds. Raises: DeltaDamaged."""
     known = None if memory is None else memory.get(delta.blob, length)
     if known is not None:
         return known

@@ -60,13 +60,15 @@ class Tally:
             self.read_bytes += read
             self.written_bytes += written
             self._done += done
-            shown = Progress(phase=self._phase, done_bytes=self._done, total_bytes=self._total)
             due = done > 0 and time.monotonic() - self._logged >= LOG_EVERY_S
             if due:
                 self._logged = time.monotonic()
+            elif not done or self._listener is None:
+                return
+            shown = Progress(phase=self._phase, done_bytes=self._done, total_bytes=self._total)
         if due:
             _log.info(
                 "%s: %.1f of %.1f MB", shown.phase, shown.done_bytes / 1e6, shown.total_bytes / 1e6
             )
-        if done and self._listener is not None:
+        if self._listener is not None:
             self._listener(shown)

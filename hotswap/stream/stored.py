@@ -59,6 +59,10 @@ class StoredTensor:
         """Fill ``out`` from byte ``offset`` of the tensor on. Raises: OSError."""
         self.file.read_at(self.span.offset + offset, out)
 
+    def check(self) -> None:
+        """Raises: OSError when its file was changed since it was opened."""
+        self.file.read_at(self.span.offset)
+
 
 def is_weight_file(name: str) -> bool:
     """Whether ``name`` is weights, or an index of some."""

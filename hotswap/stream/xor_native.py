@@ -8,18 +8,16 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotswap.native import compiled, has_native
 from hotswap.stream.frames import Bytes
+from hotswap.stream.gap_kernels import xor_told
 from hotswap.stream.words import WORD_BYTES, Words, changed_words, whole_words
 
-__all__ = ["is_worth_it", "xor", "xor_eights"]
+__all__ = ["is_worth_it", "word_room", "xor"]
 
 _LEAST_BYTES = 2**20
 """Tensors shorter than this are no reason to load a compiler."""
-
-_Eights = NDArray[np.uint64]
 
 
 def is_worth_it(length: int) -> bool:
@@ -34,8 +32,8 @@ def xor(piece: Bytes, change: Bytes, *, native: bool) -> Words:
     if not (native and eights.flags.aligned and changes.flags.aligned):
         np.bitwise_xor(piece, change, out=piece)
         return changed_words(change)
-    words = _room(whole_words(len(piece)) // WORD_BYTES + 1)
-    found: int = compiled(xor_eights)(eights, changes, words)
+    words = word_room(whole_words(len(piece)) // WORD_BYTES + 1)
+    found: int = compiled(xor_told)(eights, changes, words)
     piece[whole:] ^= change[whole:]
     if change[whole:].any():
         words[found] = whole // WORD_BYTES
@@ -43,21 +41,7 @@ def xor(piece: Bytes, change: Bytes, *, native: bool) -> Words:
     return words[:found].copy()
 
 
-def xor_eights(piece: _Eights, change: _Eights, words: Words) -> int:
-    """XOR ``change`` into ``piece``, and fill ``words`` with where it is not zero; how many.
-
-    For numba. ``words`` has room for one more.
-    """
-    found = 0
-    for word in range(len(piece)):
-        # Written down in any case and counted if it is one: a branch would be guessed wrong.
-        words[found] = word
-        piece[word] ^= change[word]
-        found += change[word] != 0
-    return found
-
-
-def _room(count: int) -> Words:
+def word_room(count: int) -> Words:
     """Numbers of words, of this thread's own: fresh memory costs more than what is done with it."""
     room: Words | None = getattr(_own, "room", None)
     if room is None or len(room) < count:

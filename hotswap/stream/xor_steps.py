@@ -22,12 +22,12 @@ from hotswap.stream.errors import DeltaDamaged
 from hotswap.stream.words import Words
 from hotswap.stream.xor_native import is_worth_it, xor
 
-__all__ = ["XorSteps"]
+__all__ = ["WHOLE_BYTES", "XorSteps"]
 
 _MAX_WINDOW_BYTES = 2**27
 """What zstd takes unasked; level 1 needs 512 KiB."""
 
-_WHOLE_BYTES = 16 * 2**20
+WHOLE_BYTES = 16 * 2**20
 """What of a tensor is decompressed at once, straight to where it is wanted, for each thread."""
 
 _NONE: Words = np.empty(0, np.intp)
@@ -66,12 +66,17 @@ class XorSteps:
             read_across_frames=True,
         )
         self._ahead = np.empty(0, np.uint8)
-        if length * among <= _WHOLE_BYTES:
+        if length * among <= WHOLE_BYTES:
             self._ahead = self._room.buffer(length)
             self._fill(self._ahead)
 
     def __repr__(self) -> str:
         return f"<XorSteps {self._delta.where}>"
+
+    @property
+    def whole(self) -> Bytes | None:
+        """All of the change, before the first piece; None where there is only ever a part of it."""
+        return self._ahead if len(self._ahead) else None
 
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` into new bytes; the words that this changes.

@@ -14,9 +14,9 @@ from hotswap.loops_at_start import load_loops
 from hotswap.native import compiled
 from hotswap.sparse.kernel import scatter_words
 from hotswap.sparse.scatter import spots_of
-from hotswap.stream import Keep, pull
-from hotswap.stream.gap_kernels import change_elements, change_in_turn
-from hotswap.stream.xor_native import xor_eights
+from hotswap.stream import Keep, fused, pull
+from hotswap.stream.gap_kernels import change_elements, change_in_turn, xor_told
+from hotswap.stream.gap_layout import count_gaps, join_two
 from tests.unit.stream.streams import Stream, held_contents
 
 _LENGTH = 2**20 + 8  # the shortest that is worth it, and some words
@@ -24,8 +24,10 @@ _LENGTH = 2**20 + 8  # the shortest that is worth it, and some words
 
 def kinds() -> list[list[object]]:
     """For which kinds of arguments each loop has been compiled."""
-    loops = (xor_eights, change_elements, change_in_turn, scatter_words)
+    loops = (xor_told, change_elements, change_in_turn, scatter_words)
     ready: list[Any] = [compiled(loop) for loop in loops]
+    ready += [compiled(loop, brief=True) for loop in (count_gaps, join_two)]
+    ready += [fused._loop()]
     return [list(loop.signatures) for loop in ready]
 
 
@@ -35,7 +37,7 @@ def test_nothing_is_compiled_after_the_start(tmp_path: Path) -> None:
     native.compiled.cache_clear()
     assert load_loops([1, _LENGTH])
     at_start = kinds()
-    assert [len(kinds) for kinds in at_start] == [1, 4, 4, 1]
+    assert [len(kinds) for kinds in at_start] == [1, 4, 4, 1, 2, 1, 5]
     for encoding, keep in (("xor", Keep.FILES), ("gap", Keep.FILES), ("gap", Keep.LOG)):
         root = tmp_path / encoding / keep
         stream = Stream(root, encoding, length=_LENGTH, count=1)

@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from hotswap.stream import Keep, LocalDiskFailed, pull
+from hotswap.stream import Keep, LocalDiskFailed, journal_room, pull
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.stream.log import file_of
@@ -45,6 +47,14 @@ def _gap(stream: Stream) -> int:
 def _fold(stream: Stream) -> int:
     for encoding in ("xor", "overwrite", "gap"):
         stream.add(encoding)
+    pull_now(stream, 0)
+    return 3
+
+
+def _dense(stream: Stream) -> int:
+    """As a fold, of so much that a journal would be as long as the files: they are made anew."""
+    for encoding in ("gap", "xor", "gap"):
+        stream.add(encoding, share=0.6)
     pull_now(stream, 0)
     return 3
 
@@ -222,6 +232,7 @@ SCENARIOS: Mapping[str, _Setup] = {
     "overwrite": _overwrite,
     "gap": _gap,
     "fold": _fold,
+    "dense": _dense,
     "seed": _seed,
     "reseed": _reseed,
     "full": _full,
@@ -244,6 +255,14 @@ SCENARIOS: Mapping[str, _Setup] = {
 LOGGED = ("log_begun", "log")
 COPYING = ("copies", "spare", "spare_fold", "spare_folded", "spare_reseed", "spare_recovery")
 COMPACTED = "compacted"
+DENSE = "dense"
+
+
+@contextmanager
+def length_counts_from(journal_bytes: int) -> Iterator[None]:
+    """Within it journals of ``journal_bytes`` are long: a test's files are short."""
+    with patch.object(journal_room, "_LEAST_BYTES", journal_bytes):
+        yield
 
 
 def pull_now(

@@ -18,7 +18,15 @@ from hotswap.stream.lock import reading
 from hotswap.stream.log import holding_in
 from hotswap.stream.state import Reserved
 from tests.markdown_blocks import ROOT
-from tests.unit.stream.crash_setups import COMPACTED, COPYING, LOGGED, SCENARIOS, pull_now
+from tests.unit.stream.crash_setups import (
+    COMPACTED,
+    COPYING,
+    DENSE,
+    LOGGED,
+    SCENARIOS,
+    length_counts_from,
+    pull_now,
+)
 from tests.unit.stream.faulty_disk import FaultyDisk, ForgetfulDisk, failing, write_left
 from tests.unit.stream.streams import Stream, contents_of, held_contents
 
@@ -59,7 +67,8 @@ class Scenario:
         if self.name == COMPACTED:
             materialize(self.local, threads=1, disk=disk)
             return
-        pull_now(self.stream, self.target, disk=disk, keep=self.keep)
+        with length_counts_from(1 if self.name == DENSE else 2**30):
+            pull_now(self.stream, self.target, disk=disk, keep=self.keep)
 
     def rewind(self) -> None:
         """Put the local checkpoint back to what it was before the pull."""
@@ -129,6 +138,7 @@ class Scenario:
             "source": str(self.stream.source),
             "base": str(self.stream.base),
             "target": self.target,
+            "long_journal_bytes": 1 if self.name == DENSE else 2**30,
             "keep": None if self.name == COMPACTED else self.keep,
             "pulls": [[str(copy), point] for copy, point in zip(copies, points, strict=True)],
         }

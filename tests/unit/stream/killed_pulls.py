@@ -13,6 +13,7 @@ from pathlib import Path
 from hotswap.stream import Keep, materialize, pull
 from hotswap.stream.disk import Disk
 from tests.unit.stream.compiled import compile_once
+from tests.unit.stream.crash_setups import length_counts_from
 from tests.unit.stream.faulty_disk import killing
 
 
@@ -36,15 +37,16 @@ def _work(spec: dict[str, object], local: Path, disk: Disk) -> None:
     if spec["keep"] is None:
         materialize(local, threads=1, disk=disk)
         return
-    pull(
-        local,
-        Path(str(spec["source"])),
-        int(str(spec["target"])),
-        base_dir=Path(str(spec["base"])),
-        threads=1,
-        disk=disk,
-        keep=Keep(str(spec["keep"])),
-    )
+    with length_counts_from(int(str(spec["long_journal_bytes"]))):
+        pull(
+            local,
+            Path(str(spec["source"])),
+            int(str(spec["target"])),
+            base_dir=Path(str(spec["base"])),
+            threads=1,
+            disk=disk,
+            keep=Keep(str(spec["keep"])),
+        )
 
 
 if __name__ == "__main__":

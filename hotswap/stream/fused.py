@@ -1,0 +1,259 @@
+"""Reading, changing and hashing a piece of a tensor in one compiled call.
+
+Step by step each of them gives the interpreter's lock back and takes it again, and two threads
+were no faster than one: they waited for it as long as they worked. It is used where numba is
+installed and the library of ``xxhash`` shows its functions; else the steps do the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hotswap.native import compiled, has_native
+from hotswap.native_calls import address_of, call
+from hotswap.stream import gap_kernels
+from hotswap.stream.blobs import Delta
+from hotswap.stream.encodings import Bytes, Encoding
+from hotswap.stream.gap_layout import Sparse, Values
+from hotswap.stream.gap_memory import GapMemory
+from hotswap.stream.gap_native import NativeTurns
+from hotswap.stream.piecewise import decoded
+from hotswap.stream.stored import StoredTensor
+from hotswap.stream.words import WORD_BYTES, Words
+from hotswap.stream.xor_native import word_room
+from hotswap.stream.xor_steps import WHOLE_BYTES, XorSteps
+
+__all__ = ["PASSING_BYTES", "Fused", "Hash", "has_fused", "load_fused"]
+
+PASSING_BYTES = 2**18
+"""In the second-level cache at once."""
+
+
+_LEAST_BYTES = 2**16
+"""Tensors shorter than this are no reason to load a compiler, and take steps as long."""
+
+
+_one_decodes = threading.Lock()
+"""Short steps of Python, that several threads would only hinder each other in."""
+
+
+_LIBRARY = "xxhash._xxhash"
+
+
+class _Digest(ctypes.Structure):
+    _fields_ = (("low", ctypes.c_uint64), ("high", ctypes.c_uint64))
+
+
+class _Xxh3:
+    """The functions of the library that ``xxhash`` brings, called with the interpreter's lock."""
+
+    def __init__(self, path: str) -> None:
+        """Raises: OSError, AttributeError for a library that does not show them."""
+        library = ctypes.PyDLL(path)
+        self.create = library.XXH3_createState
+        self.create.restype = ctypes.c_void_p
+        self.free = library.XXH3_freeState
+        self.free.argtypes = (ctypes.c_void_p,)
+        self.reset = library.XXH3_128bits_reset
+        self.reset.argtypes = (ctypes.c_void_p,)
+        self.digest = library.XXH3_128bits_digest
+        self.digest.argtypes, self.digest.restype = (ctypes.c_void_p,), _Digest
+        # The first chooses what the processor can do; not every build has it.
+        self.update = address_of(library, "XXH3_128bits_update_dispatch") or address_of(
+            library, "XXH3_128bits_update"
+        )
+        self.pread = address_of(ctypes.CDLL(None), "pread64")
+
+
+@cache
+def _functions() -> _Xxh3 | None:
+    """None where they cannot be had, or are not what they seem."""
+    try:
+        found = _Xxh3(str(importlib.import_module(_LIBRARY).__file__))
+    except (ImportError, OSError, AttributeError):
+        return None
+    return found if found.pread and found.update and _is_right(found) else None
+
+
+def _is_right(functions: _Xxh3) -> bool:
+    probe = np.arange(4099, dtype=np.uint16).view(np.uint8)
+    state = Hash(functions)
+    call(functions.update, state.address, probe.ctypes.data, len(probe), 0)
+    return state.hexdigest() == xxhash.xxh3_128_hexdigest(probe.data)
+
+
+def has_fused() -> bool:
+    """Whether ``Fused`` can be used here."""
+    return has_native() and _functions() is not None
+
+
+_CALLED = (
+    gap_kernels.change_in_turn,
+    gap_kernels.change_elements,
+    gap_kernels.xor_told,
+    gap_kernels.xor_untold,
+)
+
+_NONE: Words = np.empty(0, np.intp)
+
+
+class Hash:
+    """An xxh3-128 whose state compiled loops go on with."""
+
+    def __init__(self, functions: _Xxh3) -> None:
+        self._functions = functions
+        self.address: int = functions.create() or 0
+        if not self.address:
+            raise MemoryError("no memory for the state of a hash")
+        weakref.finalize(self, functions.free, self.address)
+        functions.reset(self.address)
+
+    def __repr__(self) -> str:
+        return f"<Hash {self.hexdigest()}>"
+
+    def hexdigest(self) -> str:
+        """The checksum of all bytes so far, in lower-case hex digits."""
+        digest = self._functions.digest(self.address)
+        return f"{digest.high:016x}{digest.low:016x}"
+
+
+class Fused:
+    """The changes of one tensor on their way through it: XORs, whose order does not matter."""
+
+    def __init__(
+        self,
+        tensor: StoredTensor,
+        *,
+        sparse: Sequence[Sparse],
+        dense: XorSteps | None,
+        told: bool,
+    ) -> None:
+        """``sparse`` of elements of one width, at least one of them without ``dense``, which has
+        all of its change at hand. Raises: OSError when the file of ``tensor`` is none of here.
+        """
+        functions = _functions()
+        assert functions is not None
+        self._hash = Hash(functions)
+        self._functions = np.array(
+            [functions.pread, functions.update, self._hash.address], np.int64
+        )
+        self._tensor, self._fd = tensor, tensor.file.fileno()
+        self._dense = dense
+        whole = None if dense is None else dense.whole
+        self._change = np.empty(0, np.uint8) if whole is None else whole
+        self._turns = NativeTurns(sparse) if sparse else None
+        self._width = sparse[0].head.width if sparse else _widest(tensor.span.length)
+        self._told, self._done = told, 0
+
+    def __repr__(self) -> str:
+        return f"<Fused at byte {self._done} of {self._tensor.name}>"
+
+    @classmethod
+    def of(
+        cls,
+        tensor: StoredTensor,
+        deltas: Sequence[Delta],
+        *,
+        memory: GapMemory | None,
+        told: bool = False,
+    ) -> Self | None:
+        """``deltas`` of ``tensor``; None where steps have to do it. Raises: DeltaDamaged.
+
+        ``told``: which words the last of them changes is asked for.
+        """
+        length, encodings = tensor.span.length, [delta.encoding for delta in deltas]
+        if length < _LEAST_BYTES or Encoding.OVERWRITE in encodings or not has_fused():
+            return None
+        if encodings.count(Encoding.XOR) > 1:
+            return None
+        sparse, dense = list[Sparse](), [one for one in deltas if one.encoding is Encoding.XOR]
+        with _one_decodes:
+            for delta in deltas:
+                if delta.encoding is Encoding.GAP:
+                    change = decoded(delta, length, memory)
+                    if isinstance(change, Sparse):
+                        sparse.append(change)
+                    else:
+                        dense.append(replace(delta, blob=change))
+        if len(dense) > 1 or len({change.head.width for change in sparse}) > 1:
+            return None
+        if told and dense and (len(deltas) > 1 or _widest(length) != WORD_BYTES):
+            return None
+        if dense and length > WHOLE_BYTES:
+            return None
+        steps = XorSteps(dense[0], length) if dense else None
+        return cls(tensor, sparse=sparse, dense=steps, told=told)
+
+    def through(self, out: Bytes, span: int) -> Words | None:
+        """Take the next ``span`` bytes, which are in ``out`` afterwards if it has room for them.
+
+        The words that change, if that is asked for, until the next call by this thread; None when
+        the file cannot be read: what went wrong is for another look to tell.
+        """
+        width = self._width
+        room: Values = out.view(f"<u{width}")
+        count, begin = span // width, self._done
+        words = word_room(span // WORD_BYTES + 2) if self._told else _NONE
+        done, touched = _loop()(
+            self._functions,
+            self._fd,
+            self._tensor.span.offset + begin,
+            room,
+            count,
+            min(PASSING_BYTES // width, len(room)),
+            begin // width,
+            self._change[begin : begin + span].view(room.dtype),
+            *(self._turns.arguments if self._turns is not None else _none(width)),
+            words,
+        )
+        self._done += span
+        return words[:touched] if done == count else None
+
+    def finish(self) -> str:
+        """The xxh3-128 of everything. Raises: DeltaDamaged."""
+        for one in (self._turns, self._dense):
+            if one is not None:
+                one.finish()
+        return self._hash.hexdigest()
+
+
+def load_fused(changes: Sequence[Sparse]) -> None:
+    """Load what is called for changes of the kinds of ``changes``, and for dense ones."""
+    if not has_fused():
+        return
+    for change in (None, *changes):
+        arguments = _none(WORD_BYTES) if change is None else NativeTurns([change]).arguments
+        width = WORD_BYTES if change is None else change.head.width
+        nothing = np.empty(0, f"<u{width}")
+        functions = np.zeros(3, np.int64)
+        _loop()(functions, -1, 0, nothing, 0, 1, 0, nothing, *arguments, _NONE)
+
+
+def _loop() -> Callable[..., Any]:
+    return compiled(gap_kernels.read_change_hash, *_CALLED)
+
+
+def _widest(length: int) -> int:
+    """Into what a tensor of ``length`` bytes that changes as bytes is best divided."""
+    return next(width for width in (8, 4, 2, 1) if length % width == 0)
+
+
+@cache
+def _none(width: int) -> tuple[NDArray[Any], ...]:
+    """No changes, in the kinds of arrays that loops are compiled for anyhow."""
+    empty = np.empty(0, np.int64)
+    symbols, values = np.empty(0, np.uint8), np.empty(0, f"<u{width}")
+    for array in (symbols, values):
+        array.flags.writeable = False
+    return symbols, values, empty, empty, np.empty((0, 3), np.int64)

@@ -1,0 +1,209 @@
+"""Tensors that are read, changed and hashed in one call: the same as step by step, in every way."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from hotswap.native_calls import address_of, call
+from hotswap.sparse.cache import PatchCache
+from hotswap.stream import Keep, PullMode, fused, one_tensor, pull
+from hotswap.stream.fused import Fused, Hash, has_fused
+from hotswap.stream.state import Reserved
+from tests.unit.stream.streams import Stream, held_contents
+
+# An optional extra, which `make setup` installs.
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("numba"), reason="numba is not installed"
+)
+
+STREAMS = {
+    "gap": ("gap", "gap", "gap"),
+    "xor": ("xor", "xor", "xor"),
+    "mixed": ("gap", "xor", "gap"),
+    "overwrite": ("gap", "overwrite", "xor"),
+}
+WAYS = {"one by one": (1, 2, 3), "one, then two": (1, 3), "at once": (3,)}
+LENGTHS = {"words": 4096 * 3, "elements": 4098 * 3, "bytes": 4099 * 3}
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that every tensor of a test is one for few calls, and several of them."""
+    monkeypatch.setattr(fused, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(one_tensor, "PASSING_BYTES", 1024)
+    monkeypatch.setattr(fused, "PASSING_BYTES", 1024)
+    monkeypatch.setattr(one_tensor, "_FUSED_BYTES", 4096)
+    monkeypatch.setattr(one_tensor, "CHUNK_BYTES", 2048)
+
+
+class Calls:
+    """Which tensors went the way of few calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        finish = Fused.finish
+
+        def counted(one: Fused) -> str:
+            self.count += 1
+            return finish(one)
+
+        monkeypatch.setattr(Fused, "finish", counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def pulled(
+    root: Path, encodings: tuple[str, ...], length: int, *, keep: Keep, targets: tuple[int, ...]
+) -> tuple[dict[str, bytes], object, list[object]]:
+    """What is held, its recorded checksums, and what was kept for sparse commits."""
+    stream = Stream(root, *encodings, length=length)
+    patches = PatchCache()
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    for target in targets:
+        pull(
+            stream.local,
+            stream.source,
+            target,
+            base_dir=stream.base,
+            keep=keep,
+            threads=2,
+            patches=patches,
+        )
+        assert held_contents(stream.local) == stream.at(target)
+    kept = [
+        (name, one.words.tolist(), one.values.tolist(), one.length_bytes)
+        for patch in patches._patches.values()
+        for name, one in sorted(patch.tensors.items())
+    ]
+    held = held_contents(stream.local)
+    digests = {name: xxhash.xxh3_128_hexdigest(value) for name, value in held.items()}
+    return held, digests, list(kept)
+
+
+@pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("targets", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize("encodings", STREAMS.values(), ids=STREAMS)
+def test_the_same_as_in_steps(
+    encodings: tuple[str, ...],
+    keep: Keep,
+    targets: tuple[int, ...],
+    length: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+) -> None:
+    few = pulled(tmp_path / "few", encodings, length, keep=keep, targets=targets)
+    # Each time the tensor whose length is of whole words, if not more.
+    if len(targets) == 3 and encodings == STREAMS["gap"]:
+        assert calls.count >= 3
+    if encodings == STREAMS["xor"] and targets[-2:] == (2, 3) and length == LENGTHS["words"]:
+        assert calls.count >= (1 if keep is Keep.LOG else 3)  # of a log, the first alone
+    before = calls.count
+    monkeypatch.setattr(fused, "has_fused", lambda: False)
+    steps = pulled(tmp_path / "steps", encodings, length, keep=keep, targets=targets)
+    assert calls.count == before
+    assert few == steps
+
+
+def test_without_who_asks_for_words(tmp_path: Path, calls: Calls) -> None:
+    """As `hotswap pull` does: pieces only pass through what stays in the processor's cache."""
+    for keep, encoding in ((Keep.LOG, "gap"), (Keep.LOG, "xor"), (Keep.COPIES, "xor")):
+        stream = Stream(tmp_path / keep / encoding, encoding, encoding, length=12_344, count=1)
+        for target in (0, 1, 2):
+            pull(stream.local, stream.source, target, base_dir=stream.base, keep=keep)
+            assert held_contents(stream.local) == stream.at(target)
+    assert calls.count == 5  # two xor versions of a log are two dense changes
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_a_damaged_copy_is_told_from_a_damaged_delta(keep: Keep, tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "gap", length=12_344)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    file = next(stream.local.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    report = pull(stream.local, stream.source, 1, base_dir=stream.base, keep=keep)
+    assert report.mode is PullMode.RESEED
+    assert "has the checksum" in str(report.reason)
+    assert held_contents(stream.local) == stream.at(1)
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize("how", ["shorter", "written to"])
+def test_a_file_that_changes_meanwhile_is_found(
+    keep: Keep, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(tmp_path, "gap", length=12_344, count=2)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    file = sorted(stream.local.glob("*.safetensors"))[0]
+    through, left = Fused.through, [1]
+
+    def changing(one: Fused, out: np.ndarray, span: int) -> object:
+        if left:
+            left.pop()
+            if how == "shorter":
+                os.truncate(file, 200)
+            else:
+                os.utime(file, (1, 1))
+        return through(one, out, span)
+
+    monkeypatch.setattr(Fused, "through", changing)
+    report = pull(stream.local, stream.source, 1, base_dir=stream.base, keep=keep, threads=1)
+    assert (report.mode, left) == (PullMode.RESEED, [])
+    assert "cannot be read" in str(report.reason)
+    assert held_contents(stream.local) == stream.at(1)
+    assert not Reserved(stream.local).is_pending
+
+
+def test_what_can_be_read_only_later_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(tmp_path, "gap", length=12_344, count=1)
+    pull(stream.local, stream.source, 0, base_dir=stream.base)
+    monkeypatch.setattr(Fused, "through", lambda one, out, span: None)
+    report = pull(stream.local, stream.source, 1, base_dir=stream.base)
+    assert "could be read only the second time" in str(report.reason)
+    assert held_contents(stream.local) == stream.at(1)
+
+
+def test_a_library_that_shows_nothing_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_fused()
+    functions = fused._functions
+    functions.cache_clear()
+    try:
+        monkeypatch.setattr(fused, "_LIBRARY", "no.such.module")
+        assert not has_fused()
+        functions.cache_clear()
+        monkeypatch.setattr(fused, "_LIBRARY", "_ctypes")  # a library, and another one
+        assert not has_fused()
+        functions.cache_clear()
+        monkeypatch.undo()
+        monkeypatch.setattr(Hash, "hexdigest", lambda one: "0" * 32)
+        assert not has_fused()
+    finally:
+        functions.cache_clear()
+
+
+def test_a_hash_is_the_one_of_the_package() -> None:
+    functions = fused._functions()
+    assert functions is not None
+    state = Hash(functions)
+    assert state.hexdigest() == xxhash.xxh3_128_hexdigest(b"")
+    for size in (1, 17, 240, 241, 5000):
+        content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        state = Hash(functions)
+        call(functions.update, state.address, content.ctypes.data, size, 0)
+        assert state.hexdigest() == xxhash.xxh3_128_hexdigest(content.data)
+        assert repr(state) == f"<Hash {state.hexdigest()}>"
+    assert address_of(fused.ctypes.CDLL(None), "no_such_function") == 0
