@@ -189,12 +189,14 @@ class ObjectFolder(Closing):
     def has(self, name: str) -> bool:
         """Whether there is an object of that name; ``open_file`` opens this very one.
 
-        Raises: StreamError.
+        One that was there for this folder is not looked for again: who reads it notices when it
+        is another by then, or gone. Raises: StreamError.
         """
+        if name in self._seen:
+            return True
         _check_plain(name)
         stat = self.path.store.stat((self.path / name).url)
         if stat is None:
-            self._seen.pop(name, None)
             return False
         self._seen[name] = stat
         return True

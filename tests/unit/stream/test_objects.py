@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import hotswap.stream.objects as objects_module
+import hotswap.stream.seed as seed_module
 from hotswap.errors import UpdateRejected
 from hotswap.object_url import ObjectUrl
 from hotswap.stream import (
+    DeltaDamaged,
     PullMode,
     SourceNotReady,
     SourceUnusable,
@@ -32,7 +34,7 @@ from hotswap.stream.object_store import ObjectStore
 from hotswap.stream.objects import ObjectFile, ObjectFolder, Objects
 from hotswap.stream.place import opened, place_of, real_name
 from tests.unit.stream.faulty_store import URL, Fault, FaultyStore, objects, uploaded
-from tests.unit.stream.streams import Stream, contents_of, write_checkpoint
+from tests.unit.stream.streams import Stream, contents_of, digests_of, write_checkpoint
 
 FILE = "model-00000-of-00001.safetensors"
 
@@ -217,6 +219,32 @@ def test_a_long_object_is_read_in_ranges(tmp_path: Path, monkeypatch: pytest.Mon
                 file.fileno()
             with pytest.raises(OSError, match=f"ends at byte {file.size_bytes}"):
                 file.read_bytes(file.size_bytes - 1, 2)
+
+
+@pytest.mark.parametrize(("window", "times"), [(3100, 4), (7000, 2), (2**20, 1)])
+def test_a_new_copy_is_read_in_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, times: int
+) -> None:
+    """Of tensors that lie side by side, four of 3000 bytes, whatever a delta on them changes."""
+    monkeypatch.setattr(seed_module, "_WINDOW_BYTES", window)
+    monkeypatch.setattr(objects_module, "_FIRST_BYTES", 2000)
+    stored = Stored(tmp_path, "full", "gap")
+    assert stored.pull(2) is PullMode.SEED
+    reads = [path for request, path in stored.fs.requests if request == "read"]
+    # The beginning, which has the header, is read once more with the first of them.
+    assert reads.count("weight_v000001/model.safetensors") == 1 + times
+    again = json.loads((stored.stream.local / ".weight_sync/state.json").read_text())["tensors"]
+    assert again == digests_of(stored.stream.local)
+
+
+def test_a_new_copy_by_a_damaged_delta_is_none(tmp_path: Path) -> None:
+    stored = Stored(tmp_path, "full", "xor")
+    file = stored.file(2, FILE)
+    content = file.content() or b""
+    put(file, content[:-1] + bytes([content[-1] ^ 255]))
+    error = stored.refused(2)
+    assert isinstance(error, DeltaDamaged)
+    assert "version 2, tensor" in str(error)
 
 
 def test_a_hostile_header_is_refused_before_it_is_read(stored: Stored) -> None:
