@@ -61,19 +61,24 @@ async def test_it_is_not_served_and_the_next_pull_mends_it(
         served.assert_serves(trainer.states[1])
 
 
-async def test_delta_pull_mends_it_when_it_is_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", LoadMode)
+@pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES, Keep.LOG]))
+async def test_delta_pull_mends_it_when_it_is_asked_again(
+    tmp_path: Path, keep: Keep, mode: LoadMode
+) -> None:
     trainer = Trainer(tmp_path, state_of(1))
-    async with Served(trainer, tmp_path, boot=True) as served:
+    async with Served(trainer, tmp_path, boot=True, keep=keep) as served:
         at = directory_of(trainer.source, trainer.publish())
-        await served.load(at, strategy="delta-pull")
+        await served.load(at, strategy="delta-pull", mode=mode)
         PATCHES.clear()
         [copy] = served.copies.iterdir()
         a_plain_file(copy)
         with pytest.raises(LocalDamaged) as told:
-            await served.load(at, strategy="delta-pull")
+            await served.load(at, strategy="delta-pull", mode=mode)
         assert told.value.retryable
         served.assert_serves(trainer.states[1])
-        assert (await served.load(at, strategy="delta-pull")).commit_mode == "full"
+        report = await served.load(at, strategy="delta-pull", mode=mode)
+        assert report.commit_mode == "full"
         served.assert_serves(trainer.states[1])
 
 
