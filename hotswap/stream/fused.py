@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -39,14 +40,11 @@ __all__ = ["PASSING_BYTES", "Fused", "Hash", "has_fused", "load_fused"]
 PASSING_BYTES = 2**18
 """In the second-level cache at once."""
 
-
-_LEAST_BYTES = 2**16
-"""Tensors shorter than this are no reason to load a compiler, and take steps as long."""
-
+_LEAST_BYTES = 2**20
+"""Tensors shorter than this are no reason to load a compiler."""
 
 _one_decodes = threading.Lock()
 """Short steps of Python, that several threads would only hinder each other in."""
-
 
 _LIBRARY = "xxhash._xxhash"
 
@@ -73,12 +71,14 @@ class _Xxh3:
         self.update = address_of(library, "XXH3_128bits_update_dispatch") or address_of(
             library, "XXH3_128bits_update"
         )
-        self.pread = address_of(ctypes.CDLL(None), "pread64")
+        self.pread = address_of(ctypes.CDLL(None), "pread")
 
 
 @cache
 def _functions() -> _Xxh3 | None:
     """None where they cannot be had, or are not what they seem."""
+    if sys.maxsize < 2**32:  # offsets would be shorter than what is passed
+        return None
     try:
         found = _Xxh3(str(importlib.import_module(_LIBRARY).__file__))
     except (ImportError, OSError, AttributeError):
