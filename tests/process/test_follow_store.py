@@ -185,3 +185,8 @@ async def test_killed_in_a_read_refused_and_told_nothing(
         status, reply = await on.commit()
         assert (status, reply["version"], reply["mode"]) == (200, 4, "sparse")
         await is_as(on, 4, fourth)
+        # A store that never answers keeps nobody from ending the server.
+        gate.hold("list-type=2")
+        await on.client.post("/hotswap/v1/follow/notice")
+        assert await asyncio.to_thread(gate.arrived.wait, LIMIT_S)
+        assert await asyncio.to_thread(on.server.stop) == 0
