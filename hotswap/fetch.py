@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -43,6 +51,8 @@ RELEASE_S = 30.0
 """How long an update waits for its strategy to release what it holds."""
 
 _log = logging.getLogger("hotswap.update")
+
+_END = object()
 
 
 @contextmanager
@@ -186,11 +196,12 @@ async def _leave(
 class Checked(Protocol):
     """A stage that knows which bytes it should have."""
 
-    def check_before_writing(self) -> None:
-        """Compare everything that ``buckets`` will deliver. Blocks; while it still serves, for an
-        update that writes straight into live weights.
+    def check_before_writing(self) -> Iterable[None]:
+        """Compare everything that ``buckets`` will deliver, some of it in each step; while it
+        still serves, for an update that writes straight into live weights.
 
-        Raises: UpdateRejected for what is damaged.
+        Each step is taken on a worker thread, and none after a cancellation. Raises, while it is
+        gone through: UpdateRejected for what is damaged.
         """
         ...
 
@@ -209,7 +220,9 @@ class Buckets:
         Raises: whatever it raises for what is not to be written.
         """
         if isinstance(self._stage, Checked):
-            await on_worker_thread(self._stage.check_before_writing)
+            steps = iter(self._stage.check_before_writing())
+            while await on_worker_thread(_took_a_step, steps):
+                pass
 
     async def peek(self) -> None:
         """Have the next bucket ready. Raises: whatever the source raised."""
@@ -225,6 +238,10 @@ class Buckets:
         if self._iterator is None:
             self._iterator = iter(self._stage.buckets())
         return next(self._iterator, None)
+
+
+def _took_a_step(steps: Iterator[None]) -> bool:
+    return next(steps, _END) is not _END
 
 
 def _name(hook: PreRead) -> str:

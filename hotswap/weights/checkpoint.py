@@ -123,15 +123,15 @@ class Checkpoint(Closing):
         """Everything that ``buckets`` delivers, with both configurations."""
         return self._manifest
 
-    def check_before_writing(self) -> None:
-        """Look at every bucket now, with ``before_writing``, and at none when it is delivered.
-
-        Blocks. Raises: what ``before_writing`` does.
+    def check_before_writing(self) -> Iterator[None]:
+        """Look at every bucket now, a step each, with ``before_writing``; and at none when it is
+        delivered, once this has been gone through. Raises: what ``before_writing`` does.
         """
         if self.before_writing is None:
             return
         for bucket in self._in_order():
             self.before_writing(bucket)
+            yield
         self.before_bucket = None
 
     def buckets(self) -> Iterator[Bucket]:

@@ -120,12 +120,12 @@ def test_what_was_looked_at_before_writing_is_not_looked_at_again(
             checkpoint.before_bucket = lambda _: looks.append("bucket")
             checkpoint.before_writing = lambda _: looks.append("all")
             if first:
-                checkpoint.check_before_writing()
+                list(checkpoint.check_before_writing())
             assert delivered(checkpoint.buckets()).keys() == trainer.states[1].keys()
     assert looks == ["bucket", "all"]
     a_plain_file(local)
     with held_checkpoint(local) as checkpoint, pytest.raises(LocalDamaged, match="pull it again"):
-        checkpoint.check_before_writing()
+        list(checkpoint.check_before_writing())
 
 
 async def test_where_nothing_can_be_written_down_another_pull_is_advised(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_no_pull_keeps_is_delivered_as_it_is(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, state_of(1))
     with held_checkpoint(trainer.base) as checkpoint:
         assert checkpoint.before_bucket is None
-        checkpoint.check_before_writing()
+        list(checkpoint.check_before_writing())
         assert delivered(checkpoint.buckets()).keys() == trainer.states[0].keys()
 
 
