@@ -22,6 +22,7 @@ from contrib.bench import (
     push_native,
     served,
     sparse_commit,
+    store,
     stream_wire,
     token_gap,
     updates,
@@ -43,6 +44,7 @@ _BENCHMARKS: Mapping[str, Callable[..., Report]] = {
     "push_bucket": push_bucket.run,
     "stream_wire": stream_wire.run,
     "sparse_commit": sparse_commit.run,
+    "store": store.run,
     "served": served.run,
 }
 

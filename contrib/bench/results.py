@@ -72,7 +72,7 @@ def best(name: str, values: Sequence[float], *, unit: str = "ms") -> Measure:
 
 
 def ratio_of_bests(
-    name: str, ours: Sequence[float], theirs: Sequence[float], *, limit: float
+    name: str, ours: Sequence[float], theirs: Sequence[float], *, limit: float | None = None
 ) -> Measure:
     """How many times as long the best of ``ours`` took; that of single rounds is shown.
 

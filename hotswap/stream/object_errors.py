@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hotswap.object_url import ObjectUrl
 from hotswap.stream.errors import SourceNotReady, SourceUnusable, StreamError
 
-__all__ = ["explained", "is_missing_bucket", "is_passing", "is_refused", "no_bucket"]
+__all__ = ["explained", "is_missing_bucket", "is_passing", "is_refused", "is_taken", "no_bucket"]
 
 _FOR_GOOD = (
     FileNotFoundError,
@@ -59,6 +59,12 @@ def is_refused(error: BaseException) -> bool:
 def is_missing_bucket(error: BaseException) -> bool:
     """Whether it is not an object that is missing, but all that it could be in."""
     return any(code == "NoSuchBucket" for code in _codes(error))
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether a write was refused because there is an object already, which not every store says
+    in the words that clients wait for."""
+    return any(code in ("PreconditionFailed", "412") for code in _codes(error))
 
 
 def explained(url: ObjectUrl, doing: str, error: BaseException, *, tries: int = 1) -> StreamError:

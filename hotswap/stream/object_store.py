@@ -27,6 +27,7 @@ from hotswap.stream.object_errors import (
     is_missing_bucket,
     is_passing,
     is_refused,
+    is_taken,
     no_bucket,
 )
 
@@ -164,7 +165,13 @@ class ObjectStore:
         mode = "create" if new else "overwrite"
 
         def write() -> None:
-            self._fs(url).pipe_file(url.path, content, mode=mode, **self._within(len(content)))
+            fs = self._fs(url)
+            try:
+                fs.pipe_file(url.path, content, mode=mode, **self._within(len(content)))
+            except OSError as error:
+                if new and is_taken(error):
+                    raise FileExistsError(str(url)) from error
+                raise
 
         self._tried(url, "writing it", write)
 

@@ -312,9 +312,9 @@ class HttpError(Exception):
 class ClientError(Exception):
     """Named as botocore names what the store said."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: str = "NoSuchBucket") -> None:
         super().__init__("The specified bucket does not exist")
-        self.response = {"Error": {"Code": "NoSuchBucket"}}
+        self.response = {"Error": {"Code": code}}
 
 
 def no_bucket() -> FileNotFoundError:
@@ -352,6 +352,18 @@ def test_what_a_store_refuses_says_what_to_do(
     assert len(stored.pauses) == (8 if kind is SourceNotReady else 0)
     with pytest.raises(kind):
         published_versions(stored.place)
+
+
+def test_a_second_index_is_told_from_other_refusals(stored: Stored) -> None:
+    """Also where the store does not say which condition it was."""
+    error = OSError(errno.EINVAL, "PreconditionFailed")
+    error.__cause__ = ClientError("PreconditionFailed")
+    index = stored.file(1, INDEX)
+    stored.fs.before = failing(error, error)
+    with pytest.raises(FileExistsError, match=str(index)):
+        index.store.put(index.url, b"{}", new=True)
+    with pytest.raises(SourceUnusable, match="the store cannot do it: writing it"):
+        index.store.put(index.url, b"{}")
 
 
 def test_gs_has_its_own_ways(stored: Stored) -> None:
