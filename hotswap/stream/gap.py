@@ -48,6 +48,11 @@ _LEAST_SAMPLES = 8
 _SAFE = 0.85
 """What xor may be shorter by than its samples say: short frames are rather shorter themselves."""
 
+_FIRST_BYTES = _SAMPLE_BYTES // 4
+_FIRST_CHANGES = 128
+_FIRST_SAFE = 0.75
+"""Of each sample this much is enough where it has so many changes and leaves no doubt at all."""
+
 _REGULAR = 2
 _SPARSE_SHARE = 16
 _SHORT_GAPS = 512
@@ -166,10 +171,20 @@ def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], w
     windows = len(new) // _SAMPLE_BYTES
     samples = max(_LEAST_SAMPLES, windows * _SAMPLES_PER_64 // 64)
     begins = [number * windows // samples * _SAMPLE_BYTES for number in range(samples)]
-    edges = np.array([(begin, begin + _SAMPLE_BYTES) for begin in begins]) // width
+    first, changed = _sampled(old, new, at, width, begins, _FIRST_BYTES)
+    if changed >= _FIRST_CHANGES and _FIRST_SAFE * first * len(at) >= len(blob) * changed:
+        return False
+    frame, changed = _sampled(old, new, at, width, begins, _SAMPLE_BYTES)
+    return _SAFE * frame * len(at) < len(blob) * changed or not changed
+
+
+def _sampled(
+    old: Bytes, new: Bytes, at: NDArray[np.int64], width: int, begins: Sequence[int], size: int
+) -> tuple[int, int]:
+    """How long the xor of ``size`` bytes from each of ``begins`` on is, and the changes in it."""
+    edges = np.array([(begin, begin + size) for begin in begins]) // width
     changed = int(np.diff(np.searchsorted(at, edges)).sum())
-    parts = [slice(begin, begin + _SAMPLE_BYTES) for begin in begins]
+    parts = [slice(begin, begin + size) for begin in begins]
     change = np.concatenate([old[part] ^ new[part] for part in parts])
     # One frame: what each costs, however little is in it, is no more than in the whole's.
-    frame = len(frame_of(change.data))
-    return _SAFE * frame * len(at) < len(blob) * changed or not changed
+    return len(frame_of(change.data)), changed

@@ -25,16 +25,11 @@ def plain_changes(old: Bytes, new: Bytes, width: int) -> Found:
     whole = len(old) // WORD_BYTES * WORD_BYTES
     old_words, new_words = old[:whole].view("<u8"), new[:whole].view("<u8")
     # Words first: a comparison of eight bytes costs what one of a single byte does.
-    words = np.flatnonzero(old_words != new_words)
+    words = _places(old_words != new_words)
     # take() and a search among booleans: a third faster than an index and one among numbers.
     change = (old_words.take(words) ^ new_words.take(words)).view(f"<u{width}")
     parts = np.flatnonzero(change != 0)
-    # A division for each would cost more than all the rest.
-    shift = (WORD_BYTES // width).bit_length() - 1
-    at = words.take(parts >> shift)
-    at <<= shift
-    at += parts & ((1 << shift) - 1)
-    values = change.take(parts)
+    at, values = _numbers(words, parts, WORD_BYTES // width), change.take(parts)
     if whole == len(old):
         return at, values
     change = old[whole:].view(f"<u{width}") ^ new[whole:].view(f"<u{width}")
@@ -45,10 +40,37 @@ def plain_changes(old: Bytes, new: Bytes, width: int) -> Found:
     )
 
 
+def _places(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where ``flags`` are True.
+
+    numpy goes from one to the next where few are, and waits at each: for one in 25, four
+    at a time and then those four take half as long.
+    """
+    whole = len(flags) // 4 * 4
+    fours = flags[:whole].view("<u4")
+    some = np.flatnonzero(fours != 0)
+    places = _numbers(some, np.flatnonzero(fours.take(some).view(np.bool_)), 4)
+    if whole == len(flags):
+        return places
+    return np.concatenate((places, whole + np.flatnonzero(flags[whole:])))
+
+
+def _numbers(groups: NDArray[np.int64], inside: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Numbers of single ones: ``inside`` counts through ``groups`` of ``size``, a power of 2."""
+    # A division for each would cost more than all the rest.
+    shift = size.bit_length() - 1
+    numbers = groups.take(inside >> shift)
+    numbers <<= shift
+    numbers += inside & (size - 1)
+    return numbers
+
+
 def plain_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
     """The distances between ascending positions ``at``, in symbols of ``gap_width`` bytes."""
     escape = escape_of(gap_width)
-    gaps = np.diff(at, prepend=-1)
+    gaps = np.empty(len(at), np.int64)
+    np.subtract(at[1:], at[:-1], out=gaps[1:])
+    gaps[0] = at[0] + 1
     gaps -= 1
     far = np.flatnonzero(gaps >= escape)
     if not len(far):
@@ -61,7 +83,8 @@ def plain_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
     np.cumsum(ends, out=ends)
     ends += np.arange(len(gaps))
     symbols = np.full(int(ends[-1]) + 1, escape, f"<u{gap_width}")
-    symbols[ends] = gaps
+    # Narrow before they are scattered: a cast for each on the way takes three times as long.
+    symbols[ends] = gaps.astype(symbols.dtype)
     return symbols
 
 

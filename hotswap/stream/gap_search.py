@@ -57,9 +57,9 @@ def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
 def native_symbols(at: NDArray[np.int64], gap_width: int) -> Symbols:
     """As ``plain_symbols``."""
     escape = escape_of(gap_width)
-    symbols = np.empty(len(at) + int(at[-1]) // escape, np.uint16)
+    symbols: Symbols = np.empty(len(at) + int(at[-1]) // escape, f"u{gap_width}")
     count = _compiled(write_gaps)(at, escape, symbols)
-    return symbols[:count].astype(f"<u{gap_width}")
+    return symbols[:count]
 
 
 def _eights(tensor: Bytes) -> _Eights:
@@ -160,16 +160,16 @@ def changes_finder(width: int) -> _Finder:
     return find_changes
 
 
-def write_gaps(at: NDArray[np.int64], escape: int, symbols: NDArray[np.uint16]) -> int:
+def write_gaps(at: NDArray[np.int64], escape: int, symbols: Symbols) -> int:
     """Fill ``symbols`` with the distances between ascending positions ``at``; how many."""
-    count, after = 0, 0
-    for number in range(len(at)):
-        gap = at[number] - after
-        after = at[number] + 1
+    count, after = _U(0), np.int64(0)
+    for number in range(_U(len(at))):
+        gap = at[_U(number)] - after
+        after = at[_U(number)] + np.int64(1)
         while gap >= escape:
             symbols[count] = escape
-            count += 1
+            count += _U(1)
             gap -= escape
         symbols[count] = gap
-        count += 1
-    return count
+        count += _U(1)
+    return int(count)
