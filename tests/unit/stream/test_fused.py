@@ -15,6 +15,7 @@ from hotswap.sparse.cache import PatchCache
 from hotswap.stream import Keep, PullMode, fused, one_tensor, pull
 from hotswap.stream.fused import Fused, Hash, has_fused
 from hotswap.stream.state import Reserved
+from tests.tiers import mostly_long
 from tests.unit.stream.streams import Stream, held_contents
 
 # An optional extra, which `make setup` installs.
@@ -89,28 +90,29 @@ def pulled(
     return held, digests, list(kept)
 
 
-@pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("targets", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("length", mostly_long(LENGTHS, but=["words"]))
+@pytest.mark.parametrize("way", mostly_long(WAYS, but=["one by one", "at once"]))
 @pytest.mark.parametrize("keep", list(Keep))
-@pytest.mark.parametrize("encodings", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("encodings", STREAMS)
 def test_the_same_as_in_steps(
-    encodings: tuple[str, ...],
+    encodings: str,
     keep: Keep,
-    targets: tuple[int, ...],
-    length: int,
+    way: str,
+    length: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     calls: Calls,
 ) -> None:
-    few = pulled(tmp_path / "few", encodings, length, keep=keep, targets=targets)
+    case, targets = (STREAMS[encodings], LENGTHS[length]), WAYS[way]
+    few = pulled(tmp_path / "few", *case, keep=keep, targets=targets)
     # Each time the tensor whose length is of whole words, if not more.
-    if len(targets) == 3 and encodings == STREAMS["gap"]:
+    if (way, encodings) == ("one by one", "gap"):
         assert calls.count >= 3
-    if encodings == STREAMS["xor"] and targets[-2:] == (2, 3) and length == LENGTHS["words"]:
+    if (way, encodings, length) == ("one by one", "xor", "words"):
         assert calls.count >= (1 if keep is Keep.LOG else 3)  # of a log, the first alone
     before = calls.count
     monkeypatch.setattr(fused, "has_fused", lambda: False)
-    steps = pulled(tmp_path / "steps", encodings, length, keep=keep, targets=targets)
+    steps = pulled(tmp_path / "steps", *case, keep=keep, targets=targets)
     assert calls.count == before
     assert few == steps
 
