@@ -42,8 +42,9 @@ class _Written(logging.Handler):
                 self.spans.append((said.start, said.version))
 
 
-def one(spec: dict[str, str], go: int, ready: int) -> Told:
-    """Pull every version, each when ``go`` has a byte; a byte to ``ready`` after each."""
+def one(spec: dict[str, str], go: int, told: int) -> None:
+    """Pull every version, each when ``go`` has a byte; a byte to ``told`` after each, and in the
+    end what was done."""
     written = _Written()
     log = logging.getLogger("hotswap.pull")
     log.setLevel(logging.INFO)
@@ -51,7 +52,7 @@ def one(spec: dict[str, str], go: int, ready: int) -> Told:
     local, done = Path(spec["local"]), list[object]()
     compactor = Compactor(LogSizes(), threads=1, limits=LIMITS, idle_s=0.0005)
     for target in range(int(spec["versions"]) + 1):
-        os.read(go, 1)
+        _wait(go)
         report = pull(
             local,
             Path(spec["source"]),
@@ -64,41 +65,48 @@ def one(spec: dict[str, str], go: int, ready: int) -> Told:
         )
         done.append((str(report.mode), report.version))
         compactor.look(local)
-        os.write(ready, b".")
-    os.read(go, 1)
+        os.write(told, b".")
+    _wait(go)
     for thread in threading.enumerate():
         if thread.name == "hotswap-compact":
             thread.join(60)
-    return {"pulls": done, "spans": written.spans, "warnings": written.warnings}
+    answer: Told = {"pulls": done, "spans": written.spans, "warnings": written.warnings}
+    os.write(told, json.dumps(answer).encode())
+
+
+def _wait(go: int) -> None:
+    assert os.read(go, 1), "who starts the rounds has ended"
 
 
 def main(spec: dict[str, str], count: int) -> None:
     """Carry out ``spec`` in ``count`` processes, round by round."""
-    told, tell = os.pipe()
-    readied, ready = os.pipe()
-    ways, children = list[int](), list[int]()
+    ways, answers, children = list[int](), list[int](), list[int]()
     for _ in range(count):
-        go, way = os.pipe()
+        (go, way), (answer, told) = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
-            answer = one(spec, go, ready)
-            os.write(tell, f"{json.dumps(answer)}\n".encode())
+            for fd in (way, answer, *ways, *answers):
+                os.close(fd)  # so that whoever ends, the others see it
+            one(spec, go, told)
             os._exit(0)
+        os.close(go)
+        os.close(told)
         ways.append(way)
+        answers.append(answer)
         children.append(child)
     for _ in range(int(spec["versions"]) + 1):
         for way in ways:
             os.write(way, b".")
-        come = 0
-        while come < count:
-            come += len(os.read(readied, count - come))
+        assert [os.read(answer, 1) for answer in answers] == [b"."] * count
     for way in ways:
         os.write(way, b".")
+    said = list[object]()
+    for answer in answers:
+        with open(answer, "rb") as file:
+            said.append(json.loads(file.read()))
     for child in children:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(tell)
-    with open(told, "rb") as lines:
-        sys.stdout.write(json.dumps([json.loads(line) for line in lines]))
+    sys.stdout.write(json.dumps(said))
 
 
 if __name__ == "__main__":
