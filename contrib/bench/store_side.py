@@ -129,10 +129,9 @@ class _Ways:
         local = self._local[name]
         if version == 1:
             shutil.rmtree(local, ignore_errors=True)
-        # As a server does: by its name, connected anew.
-        place = str(source) if isinstance(source, Objects) else source
         begin = time.perf_counter()
-        pull(local, place, version, base_dir=self._base, threads=self._threads)
+        # As a server does, by a store that is connected already.
+        pull(local, source, version, base_dir=self._base, threads=self._threads)
         return time.perf_counter() - begin
 
     def _drop(self, place: Objects) -> None:
