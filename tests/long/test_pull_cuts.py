@@ -48,10 +48,7 @@ def copying(tmp_path: Path, a: Path, b: Path) -> Rig:
 
 def test_killed_at_many_points_of_a_second_copy(copying: Rig) -> None:
     modes = copying.kill(
-        [
-            Cut(start=start, target=3, share=share)
-            for start, share in ((0, 0.3), (2, 0.7), (0, 0.8))
-        ]
+        [Cut(start=start, target=3, share=share) for start, share in ((0, 0.3), (2, 0.7), (0, 0.8))]
     )
     assert len(modes) == 3
 

@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ FILE = "model-00000-of-00001.safetensors"
 LOCAL_FILE = "model-00001-of-00002.safetensors"
 
 Kind = tuple[str, str]
+S = TypeVar("S", bound=Stream)
 
 every_way = pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES]))
 
@@ -73,7 +75,7 @@ class Kept(Stream):
         return "log" if self.keep is Keep.LOG else of_files
 
 
-def added(stream: Kept, kind: Kind, count: int = 1, *, share: float = 0.01) -> Kept:
+def added(stream: S, kind: Kind, count: int = 1, *, share: float = 0.01) -> S:
     """``count`` versions more of ``kind``."""
     encoding, checksum = kind
     for _ in range(count):
