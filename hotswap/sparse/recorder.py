@@ -37,9 +37,10 @@ class Recorder:
         return f"<Recorder on {self._before} {len(self._notes)} tensors>"
 
     def begin(self, name: str, length_bytes: int) -> None:
-        """Parts of tensor ``name`` follow, or none."""
+        """Parts of tensor ``name`` follow, or none; those that were noted before do not count."""
         with self._lock:
-            self._notes.setdefault(name, (length_bytes, []))
+            if self._room >= 0:
+                self._notes[name] = (length_bytes, [])
             if length_bytes > _MOST_WORDS * _WORD_BYTES:
                 self._room = -1
 

@@ -101,6 +101,7 @@ def has_fused() -> bool:
 _CALLED = (
     gap_kernels.change_in_turn,
     gap_kernels.change_elements,
+    gap_kernels.read_all,
     gap_kernels.xor_told,
     gap_kernels.xor_untold,
 )
@@ -199,7 +200,7 @@ class Fused:
         """Take the next ``span`` bytes, which are in ``out`` afterwards if it has room for them.
 
         The words that change, if that is asked for, until the next call by this thread; None when
-        the file cannot be read: what went wrong is for another look to tell.
+        the file cannot be read: what went wrong is for steps to tell.
         """
         width = self._width
         room: Values = out.view(f"<u{width}")

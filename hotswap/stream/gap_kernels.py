@@ -19,6 +19,7 @@ __all__ = [
     "change_elements",
     "change_in_turn",
     "change_piece",
+    "read_all",
     "read_change_hash",
     "xor_told",
     "xor_untold",
@@ -179,12 +180,9 @@ def read_change_hash(
     while done < count:
         size = min(block, count - done)
         first = done if keeps else 0
-        begins, wanted, read = address + first * width, size * width, 0
-        while read < wanted:
-            got = call(pread, fd, begins + read, wanted - read, at + done * width + read)
-            if got <= 0:
-                return done, touched
-            read += got
+        begins, span, place = address + first * width, size * width, at + done * width
+        if not read_all(pread, fd, begins, span, place):
+            break
         piece, before = out[first : first + size], touched
         change = dense[done : done + size]
         if told and quiet < 0:
@@ -199,9 +197,21 @@ def read_change_hash(
             )
         for word in range(before, touched):
             words[word] += done * width >> 3
-        call(update, state, begins, wanted, 0)
+        call(update, state, begins, span, 0)
         done += size
     return done, touched
+
+
+def read_all(pread: int, fd: int, begins: int, span: int, place: int) -> bool:
+    """Read ``span`` bytes at byte ``place`` of a file to where memory ``begins``; whether all are
+    there."""
+    read = 0
+    while read < span:
+        got = call(pread, fd, begins + read, span - read, place + read)
+        if got <= 0:
+            return False
+        read += got
+    return True
 
 
 def xor_untold(piece: Values, change: Values) -> None:

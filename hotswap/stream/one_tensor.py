@@ -69,6 +69,11 @@ class OneTensor:
         changes = self.staging.changes
         return changes is not None and changes.wants_words(self.file)
 
+    def begin(self) -> None:
+        """What was handed on before does not count."""
+        if self.recorder is not None:
+            self.recorder.begin(self.tensor.name, self.length)
+
     def read(self, out: memoryview, *, offset: int = 0) -> None:
         """The old bytes from ``offset`` on. Raises: LocalDamaged."""
         try:
@@ -140,8 +145,7 @@ class OneTensor:
 
 def stage_one(one: OneTensor) -> None:
     """Change it, verify it, hand it on. Raises: DeltaDamaged, LocalDamaged, OSError."""
-    if one.recorder is not None:
-        one.recorder.begin(one.tensor.name, one.length)
+    one.begin()
     if one.length <= _SHORT_BYTES:
         _at_once(one)
     elif not _in_few_calls(one):
@@ -187,8 +191,8 @@ def _in_few_calls(one: OneTensor) -> bool:
         room = chunk_room(kept, at=one.tensor.span.offset + at)
         words = fused.through(room[:kept], size)
         if words is None:
-            one.read(memoryview(bytearray(size)), offset=at)  # raises what is wrong
-            raise LocalDamaged(f"{one.tensor.file.name}: could be read only the second time")
+            one.begin()
+            return False  # steps say what is wrong
         one.hand_on(at, room, size, words=words, own=words)
     one.check_unchanged()
     found = fused.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from pathlib import Path
@@ -168,15 +169,34 @@ def test_a_file_that_changes_meanwhile_is_found(
     assert not Reserved(stream.local).is_pending
 
 
-def test_what_can_be_read_only_later_is_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("keep", list(Keep))
+def test_what_fails_once_is_done_in_steps(
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = Stream(tmp_path, "gap", length=12_344, count=1)
-    pull(stream.local, stream.source, 0, base_dir=stream.base)
-    monkeypatch.setattr(Fused, "through", lambda one, out, span: None)
-    report = pull(stream.local, stream.source, 1, base_dir=stream.base)
-    assert "could be read only the second time" in str(report.reason)
-    assert held_contents(stream.local) == stream.at(1)
+    """And what was told of it before is told once."""
+    stream, through = Stream(tmp_path, "gap", length=12_344, count=1), Fused.through
+    calls, fails_at = [0], [3]
+
+    def failing(one: Fused, out: np.ndarray, span: int) -> object:
+        calls[0] += 1
+        return None if calls == fails_at else through(one, out, span)
+
+    def patched(local: Path) -> list[object]:
+        cache = PatchCache()
+        for target in (0, 1):
+            report = pull(
+                local, stream.source, target, base_dir=stream.base, keep=keep, patches=cache
+            )
+        assert report.reason is None
+        assert held_contents(local) == stream.at(1)
+        (patch,) = cache._patches.values()
+        return [(n, t.words.tolist(), t.values.tolist()) for n, t in patch.tensors.items()]
+
+    monkeypatch.setattr(Fused, "through", failing)
+    failed = patched(tmp_path / "fails")
+    assert calls == fails_at
+    assert failed == patched(tmp_path / "does not")
+    assert calls > fails_at
 
 
 def test_a_library_that_shows_nothing_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,4 +228,4 @@ def test_a_hash_is_the_one_of_the_package() -> None:
         call(functions.update, state.address, content.ctypes.data, size, 0)
         assert state.hexdigest() == xxhash.xxh3_128_hexdigest(content.data)
         assert repr(state) == f"<Hash {state.hexdigest()}>"
-    assert address_of(fused.ctypes.CDLL(None), "no_such_function") == 0
+    assert address_of(ctypes.CDLL(None), "no_such_function") == 0
