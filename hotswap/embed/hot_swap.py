@@ -47,8 +47,9 @@ class HotSwap:
     else belongs to the event loop that runs the ``async with``. Leaving the block ends
     what was begun: a commit is finished, a source that is still being read is let go.
 
-    Raises: UpdateRejected for a module that cannot be updated, PluginError; TypeError for what
-    is no module; ValueError and OSError for a stream that cannot be followed.
+    Raises: UpdateRejected for a module that cannot be updated, or a source that can be none;
+    PluginError; TypeError for what is no module; ValueError and OSError for a stream that cannot
+    be followed.
     """
 
     def __init__(

@@ -10,16 +10,16 @@ import socket
 import socketserver
 import threading
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
+
+from hotswap.closing import Closing
 
 __all__ = ["StoreGate"]
 
 _POLL_S = 0.02
 
 
-class StoreGate:
+class StoreGate(Closing):
     """Stands before the store at ``endpoint``, open, from its beginning to its end. Any thread."""
 
     def __init__(self, endpoint: str) -> None:
@@ -37,20 +37,13 @@ class StoreGate:
         self._release = threading.Event()
         self.arrived: threading.Event = threading.Event()
         self.requests: list[str] = []
+        self.open()
 
     def __repr__(self) -> str:
         return f"<StoreGate {self.url} {len(self.requests)} requests>"
 
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of who is held, and of the port. Idempotent."""
         self._release.set()
         self.shut()
         self._reserved.close()
