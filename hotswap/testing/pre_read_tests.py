@@ -80,12 +80,25 @@ class PreReadTests(Suite, suite=True):
         """Both sources are readable, whichever hook ends first."""
         hidden = [self._hidden(hide), self._hidden(hide)]
 
+        failed = list[tuple[str, Exception]]()
+
+        async def one_of_two(source: str) -> None:
+            try:
+                await self._call(pre_read, source)
+            except Exception as error:
+                failed.append((source, error))
+
         async def both() -> None:
             async with anyio.create_task_group() as tasks:
                 for one in hidden:
-                    tasks.start_soon(self._call, pre_read, one.source)
+                    tasks.start_soon(one_of_two, one.source)
 
         self.run(both)
+        for source, error in failed:
+            raise AssertionError(
+                f"a call for {source!r} failed while another one ran ({on_one_line(error)}); keep "
+                "what a call needs in the call, not in what two of them share"
+            ) from error
         for one in hidden:
             self._check_readable(one, "when two calls run at the same time")
 

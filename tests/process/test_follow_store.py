@@ -112,6 +112,7 @@ async def is_as(on: Followed, version: int, expected: Path) -> None:
     assert await seen(on.client) == await fresh(expected)
 
 
+@pytest.mark.long  # a follower waits longer each time
 async def test_a_store_that_is_away_and_comes_back(
     a: Path, tmp_path: Path, trains: StoreTrainer, gate: StoreGate
 ) -> None:

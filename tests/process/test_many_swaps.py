@@ -92,7 +92,7 @@ def whole_spans(reply: Any, *, mode: str) -> list[tuple[str, int, int]]:
     return [(span["version"], span["start"], span["end"]) for span in kept]
 
 
-@pytest.mark.parametrize("mode", mostly_long(MODES, but=["retract", "in_place"]))
+@pytest.mark.parametrize("mode", mostly_long(MODES, but=["retract"]))
 async def test_requests_live_through_swaps(client: Client, a: Path, b: Path, mode: str) -> None:
     references = [Reference(a), Reference(b)]
     rollout = Rollout(client)

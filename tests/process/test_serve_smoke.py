@@ -114,6 +114,7 @@ def test_half_a_request_does_not_hold_up_the_end(model: Path) -> None:
     assert "Traceback" not in server.log
 
 
+@pytest.mark.long  # it waits for what a client may take
 def test_a_client_that_reads_nothing_is_cut_off(model: Path) -> None:
     with ForkedServer(model, "--graceful-s", "0.5") as server:
         port = int(server.base_url.rpartition(":")[2])

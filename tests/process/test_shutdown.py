@@ -242,7 +242,7 @@ async def test_held_requests_get_503(long: Path, number: signal.Signals) -> None
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("paused", [None, "in_place", "retract"])
+@pytest.mark.parametrize("paused", mostly_long([None, "in_place", "retract"], but=[None]))
 async def test_streams_end_with_a_reason(long: Path, paused: str | None) -> None:
     with ForkedServer(long) as server:
         async with watching(server.base_url) as (client, watched), Streams(client) as streams:

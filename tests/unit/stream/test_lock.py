@@ -34,7 +34,7 @@ def test_of_many_pulls_at_once_one_does_the_work(tmp_path: Path) -> None:
     assert contents_of(stream.local) == stream.at(2)
 
 
-@pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES, Keep.LOG]))
+@pytest.mark.parametrize("keep", mostly_long(Keep, but=[Keep.FILES]))
 def test_readers_never_see_two_versions(tmp_path: Path, keep: Keep) -> None:
     stream = Stream(tmp_path, *["xor", "overwrite", "gap", "xor"] * 2)
     pull(stream.local, stream.source, 0, base_dir=stream.base)

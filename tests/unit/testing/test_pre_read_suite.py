@@ -79,12 +79,32 @@ def by_version() -> PreRead:
 
 
 def the_newest() -> PreRead:
-    newest: list[str] = []
+    newest, one_shows = [""], threading.Lock()
+
+    def work(source: str) -> None:
+        with one_shows:
+            show(source)
 
     async def pre_read(source: str) -> None:
         newest[:] = [source]
         await anyio.lowlevel.checkpoint()
-        await on_thread(show, newest[0])
+        await on_thread(work, newest[0])
+
+    return pre_read
+
+
+def one_at_a_time() -> PreRead:
+    running: list[str] = []
+
+    async def pre_read(source: str) -> None:
+        if running:
+            raise RuntimeError(f"{running[0]} is being made readable")
+        running.append(source)
+        try:
+            await anyio.lowlevel.checkpoint()
+            await on_thread(show, source)
+        finally:
+            running.clear()
 
     return pre_read
 
@@ -219,6 +239,11 @@ BROKEN: dict[str, tuple[Callable[[], PreRead], str, str]] = {
         the_newest,
         "test_two_updates_at_once_do_not_meet",
         r"source-\d+' is not readable when two calls",
+    ),
+    "one call fails beside another": (
+        one_at_a_time,
+        "test_two_updates_at_once_do_not_meet",
+        r"source-\d+' failed while another one ran \(RuntimeError",
     ),
     "a second call fails": (
         once,
