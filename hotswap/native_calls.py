@@ -24,7 +24,7 @@ def call(address: int, first: int, second: int, third: int, fourth: int) -> int:
     arguments go in registers, as on every Linux of 64 bits.
     """
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * _ARGUMENTS)
-    returned: int = kind(address)(first, second, third, fourth)
+    returned: int = kind(int(address))(*map(int, (first, second, third, fourth)))
     return returned
 
 

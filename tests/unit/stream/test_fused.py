@@ -13,7 +13,7 @@ import xxhash
 
 from hotswap.native_calls import address_of, call
 from hotswap.sparse.cache import PatchCache
-from hotswap.stream import Keep, PullMode, fused, one_tensor, pull
+from hotswap.stream import Keep, PullMode, fused, gap_kernels, one_tensor, pull
 from hotswap.stream.fused import Fused, Hash, has_fused
 from hotswap.stream.state import Reserved
 from tests.tiers import mostly_long
@@ -229,3 +229,33 @@ def test_a_hash_is_the_one_of_the_package() -> None:
         assert state.hexdigest() == xxhash.xxh3_128_hexdigest(content.data)
         assert repr(state) == f"<Hash {state.hexdigest()}>"
     assert address_of(ctypes.CDLL(None), "no_such_function") == 0
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_the_loop_says_the_same_uncompiled(
+    kind: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding = "gap" if kind == "sparse" else "xor"
+    stream = Stream(tmp_path, encoding, length=4096, count=1)
+    found = []
+    for name, loop in (("compiled", fused._loop()), ("plain", gap_kernels.read_change_hash)):
+        monkeypatch.setattr(fused, "_loop", lambda loop=loop: loop)
+        local, patches = tmp_path / name, PatchCache() if told else None
+        for target in (0, 1):
+            pull(
+                local,
+                stream.source,
+                target,
+                base_dir=stream.base,
+                keep=Keep.LOG,
+                patches=patches,
+                threads=1,
+            )
+        assert held_contents(local) == stream.at(1)
+        kept = patches._patches.values() if patches is not None else ()
+        found.append(
+            [(t.words.tolist(), t.values.tolist()) for p in kept for t in p.tensors.values()]
+        )
+    assert found[0] == found[1]
+    assert bool(found[0]) == told
