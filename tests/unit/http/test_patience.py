@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -84,38 +84,6 @@ async def test_the_wait_at_a_closed_door_counts(impatient: Any, path: str, strea
     assert "--generate-timeout-s" in reply["error"]["message"]
 
 
-@pytest.mark.parametrize("dialect", ["gr", "sglang"])
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_of_which_nothing_comes_ends_with_the_error(
-    impatient: Any, path: str
-) -> None:
-    async with AsgiCall(impatient.app, "POST", path, BODIES[path] | {"stream": True}) as call:
-        assert (await call.next_message())["status"] == 200
-        event, done = await call.next_event(), await call.next_event()
-        await call.finished()
-
-    assert "generate_timeout" in (event["error"]["code"], event["error"].get("type"))
-    assert done == "[DONE]"
-    assert impatient.engine.generations["r"].aborted.is_set()
-
-
-@pytest.mark.parametrize("dialect", ["gr", "sglang"])
-async def test_of_a_list_only_the_prompt_that_waits_ends(impatient: Any) -> None:
-    body = {"text": ["a", "b"], "rid": ["r", "s"], "stream": True}
-    async with AsgiCall(impatient.app, "POST", "/generate", body) as call:
-        assert (await call.next_message())["status"] == 200
-        impatient.engine.generations["s"].emit(b"x")
-        impatient.engine.generations["s"].finish("length")
-        events = [await call.next_event() for _ in range(4)]
-        await call.finished()
-
-    assert events[-1] == "[DONE]"
-    (waits,) = [event for event in events[:-1] if "error" in event]
-    assert waits["index"] == 0
-    assert impatient.engine.generations["r"].aborted.is_set()
-    assert not impatient.engine.generations["s"].aborted.is_set()
-
-
 class Clock:
     """The event loop's, which stands still but for what a test sets it ahead."""
 
@@ -126,6 +94,14 @@ class Clock:
     def __call__(self) -> float:
         return self._begin_s + self.ahead_s
 
+    async def passing(self, work: Awaitable[Any]) -> Any:
+        """What ``work`` returns, while time passes."""
+        waits = asyncio.ensure_future(work)
+        while not waits.done():
+            self.ahead_s += SOON
+            await asyncio.sleep(0)
+        return waits.result()
+
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -133,6 +109,39 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(loop.time())
     monkeypatch.setattr(loop, "time", clock)
     return clock
+
+
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_of_which_nothing_comes_ends_with_the_error(
+    impatient: Any, path: str, clock: Clock
+) -> None:
+    async with AsgiCall(impatient.app, "POST", path, BODIES[path] | {"stream": True}) as call:
+        assert (await call.next_message())["status"] == 200
+        event, done = await clock.passing(call.next_event()), await call.next_event()
+        await call.finished()
+
+    assert "generate_timeout" in (event["error"]["code"], event["error"].get("type"))
+    assert done == "[DONE]"
+    assert impatient.engine.generations["r"].aborted.is_set()
+
+
+@pytest.mark.parametrize("dialect", ["gr", "sglang"])
+async def test_of_a_list_only_the_prompt_that_waits_ends(impatient: Any, clock: Clock) -> None:
+    body = {"text": ["a", "b"], "rid": ["r", "s"], "stream": True}
+    async with AsgiCall(impatient.app, "POST", "/generate", body) as call:
+        assert (await call.next_message())["status"] == 200
+        impatient.engine.generations["s"].emit(b"x")
+        impatient.engine.generations["s"].finish("length")
+        events = [await call.next_event() for _ in range(2)]
+        events += [await clock.passing(call.next_event()), await call.next_event()]
+        await call.finished()
+
+    assert events[-1] == "[DONE]"
+    (waits,) = [event for event in events[:-1] if "error" in event]
+    assert waits["index"] == 0
+    assert impatient.engine.generations["r"].aborted.is_set()
+    assert not impatient.engine.generations["s"].aborted.is_set()
 
 
 async def test_five_minutes_are_enough_in_gr(serve: Callable[..., Any], clock: Clock) -> None:
