@@ -59,19 +59,19 @@ class _Xxh3:
     def __init__(self, path: str) -> None:
         """Raises: OSError, AttributeError for a library that does not show them."""
         library = ctypes.PyDLL(path)
-        self.create = library.XXH3_createState
-        self.create.restype = ctypes.c_void_p
-        self.free = library.XXH3_freeState
-        self.free.argtypes = (ctypes.c_void_p,)
-        self.reset = library.XXH3_128bits_reset
-        self.reset.argtypes = (ctypes.c_void_p,)
-        self.digest = library.XXH3_128bits_digest
-        self.digest.argtypes, self.digest.restype = (ctypes.c_void_p,), _Digest
+        create, free = library.XXH3_createState, library.XXH3_freeState
+        reset, digest = library.XXH3_128bits_reset, library.XXH3_128bits_digest
+        create.restype, digest.restype = ctypes.c_void_p, _Digest
+        free.argtypes = reset.argtypes = digest.argtypes = (ctypes.c_void_p,)
+        self.create: Callable[[], int | None] = create
+        self.free: Callable[[int], object] = free
+        self.reset: Callable[[int], object] = reset
+        self.digest: Callable[[int], _Digest] = digest
         # The first chooses what the processor can do; not every build has it.
-        self.update = address_of(library, "XXH3_128bits_update_dispatch") or address_of(
+        self.update: int = address_of(library, "XXH3_128bits_update_dispatch") or address_of(
             library, "XXH3_128bits_update"
         )
-        self.pread = address_of(ctypes.CDLL(None), "pread")
+        self.pread: int = address_of(ctypes.CDLL(None), "pread")
 
 
 @cache
