@@ -8,7 +8,8 @@ Rules:
   a thread for it would cost. It never waits for memory: pages are found by the reader's
   thread, and only then does the event loop write to them.
 * A reader never waits for ever: not for a sender that has gone, or that sends nothing or next
-  to nothing for ``stall_s`` (:mod:`hotswap.push.pace`), and not while the server goes down.
+  to nothing for ``stall_s`` (:mod:`hotswap.push.pace`), and not while the server goes down. Nor
+  once the request's task is cancelled, which waits for the reader before anybody could tell it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Incoming:
         self._broken: str | None = None
         self._news = threading.Condition()
         self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
         self._room = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -176,6 +178,8 @@ class Incoming:
                 raise OSError("the body ends early: it has fewer bytes than its header says")
             if self._closed():
                 raise OSError("the server is shutting down")
+            if self._task is not None and self._task.cancelling():
+                raise OSError("the body ends early: the request was cancelled")
             if (fault := self._pace.fault) is not None:
                 raise OSError(fault)
             self._pace.came(self._arrived - self._paced)

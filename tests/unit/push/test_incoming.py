@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hotswap.errors import UpdateRejected
 from hotswap.push import Incoming
 from hotswap.push.incoming import WINDOW_BYTES
+from hotswap.uninterrupted import on_worker_thread
 
 
 class Sender:
@@ -138,3 +140,25 @@ async def test_a_start_that_does_not_come_is_told_of() -> None:
     sender.send(b"late")
     await gone.receive()
     assert repr(gone).startswith("<Incoming 0 bytes")
+
+
+async def test_a_reader_does_not_outlast_its_request() -> None:
+    """Who cancels the task waits for the reader, which would wait for a body that nobody takes."""
+    sender, reading = Sender(), threading.Event()
+    sender.send(b"half")
+
+    async def request() -> None:
+        incoming = sender.incoming(stall_s=3600)
+
+        def work() -> None:
+            reading.set()
+            incoming.read_into(memoryview(bytearray(100)))
+
+        await incoming.receive()
+        await on_worker_thread(work)
+
+    task = asyncio.create_task(request())
+    await asyncio.to_thread(reading.wait)
+    task.cancel()
+    with pytest.raises(OSError, match="ends early: the request was cancelled"):
+        await task
