@@ -11,23 +11,11 @@ import pytest
 
 from hotswap.cli import main
 from hotswap.cli.codes import ExitCode
-from hotswap.testing import make_checkpoint
 from tests.unit.answering import answering
 from tests.unit.cli.test_odd_servers import Capture, lying
 from tests.unit.stream.streams import PUBLISHED
 
-
-@pytest.fixture(autouse=True)
-def _no_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOTSWAP_API_KEY", "HOTSWAP_ADMIN_API_KEY", "HOTSWAP_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoint")
-    make_checkpoint(directory)
-    return directory
+pytestmark = pytest.mark.usefixtures("nothing_set")
 
 
 def full() -> int:

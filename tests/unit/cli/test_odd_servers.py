@@ -19,7 +19,6 @@ from hotswap.cli.watch import screen
 from hotswap.client import ServerEvent, UpdateInProgress
 from hotswap.client.fields import Fields
 from hotswap.client.shown import server_state
-from hotswap.testing import make_checkpoint
 from tests.unit.answering import Answer, answering
 from tests.unit.client.script import status
 
@@ -29,17 +28,7 @@ SHOWN = r"\x1b[2J\x1b]0;title\x07\u2028\u202egpj\u2066\u200b\ufeff\U000e0041[/re
 TRUTH = json.loads(status().body)
 
 
-@pytest.fixture(autouse=True)
-def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOTSWAP_API_KEY", "HOTSWAP_ADMIN_API_KEY", "HOTSWAP_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoint")
-    make_checkpoint(directory)
-    return directory
+pytestmark = pytest.mark.usefixtures("nothing_set")
 
 
 def always(status_code: int, body: bytes = b"", **headers: str) -> Callable[[str], Answer]:

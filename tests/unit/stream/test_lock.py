@@ -16,6 +16,7 @@ from hotswap.stream import Keep, LocalBusy, PullPending, StreamError, pull, read
 from hotswap.stream.lock import exclusive
 from hotswap.stream.state import Reserved
 from tests.tiers import mostly_long
+from tests.unit.stream.crash_setups import pull_now
 from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, contents_of, held_contents
 
@@ -53,14 +54,7 @@ def test_readers_never_see_two_versions(tmp_path: Path, keep: Keep) -> None:
         readers = [pool.submit(read) for _ in range(2)]
         try:
             for target in (1, 2, 1, 5, 8, 0):
-                pull(
-                    stream.local,
-                    stream.source,
-                    target,
-                    base_dir=stream.base,
-                    threads=1,
-                    keep=keep,
-                )
+                pull_now(stream, target, keep=keep)
         finally:
             over.set()
         seen = {version for reader in readers for version in reader.result()}

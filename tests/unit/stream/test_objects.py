@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 import hotswap.stream.objects as objects_module
 import hotswap.stream.seed as seed_module
 from hotswap.errors import UpdateRejected
-from hotswap.object_url import ObjectUrl
 from hotswap.stream import (
     DeltaDamaged,
     PullMode,
@@ -30,73 +27,13 @@ from hotswap.stream import (
     verify_source,
 )
 from hotswap.stream.layout import INDEX, directory_of
-from hotswap.stream.object_store import ObjectStore
 from hotswap.stream.objects import ObjectFile, ObjectFolder, Objects
 from hotswap.stream.place import opened, place_of, real_name
-from tests.unit.stream.faulty_store import URL, Fault, FaultyStore, objects, uploaded
-from tests.unit.stream.streams import Stream, contents_of, digests_of, write_checkpoint
+from tests.unit.stream.faulty_store import URL, uploaded
+from tests.unit.stream.stored_stream import Stored, once, put
+from tests.unit.stream.streams import contents_of, digests_of, write_checkpoint
 
 FILE = "model-00000-of-00001.safetensors"
-
-
-class Stored:
-    """A stream, and a copy of it in a store."""
-
-    def __init__(self, root: Path, *encodings: str, **shape: int) -> None:
-        self.stream = Stream(root, *encodings, **shape)
-        self.fs = FaultyStore()
-        self.pauses = list[float]()
-        self.place = objects(self.fs, self.pauses)
-        uploaded(self.stream.source, self.place)
-        self.fs.requests.clear()
-
-    def pull(self, version: int) -> PullMode:
-        """Pull, and compare every byte."""
-        stream = self.stream
-        report = pull(stream.local, self.place, version, base_dir=stream.base, threads=2)
-        assert contents_of(stream.local) == stream.at(version)
-        return report.mode
-
-    def refused(self, version: int) -> StreamError:
-        """What a pull of ``version`` is refused with."""
-        with pytest.raises(StreamError) as caught:
-            self.pull(version)
-        return caught.value
-
-    def file(self, version: int, name: str) -> Objects:
-        """One object of a version."""
-        return directory_of(self.place, version) / name
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return Stored(tmp_path, "xor", "gap", "overwrite", "full", "gap")
-
-
-def put(place: Objects, content: bytes) -> None:
-    place.store.put(place.url, content)
-
-
-def once(request: str, part: str, work: Callable[[], None]) -> Fault:
-    """Do ``work`` at the first ``request`` for a path with ``part`` in it."""
-    left = [work]
-
-    def fault(seen: str, path: str) -> None:
-        if seen == request and part in path and left:
-            left.pop()()
-
-    return fault
-
-
-def failing(*errors: BaseException) -> Fault:
-    """Raise ``errors`` in turn at the first requests."""
-    left: Iterator[BaseException] = iter(errors)
-
-    def fault(request: str, path: str) -> None:
-        for error in left:
-            raise error
-
-    return fault
 
 
 def test_every_version_is_pulled_and_looked_at_as_from_a_directory(stored: Stored) -> None:
@@ -269,121 +206,6 @@ def test_names_that_are_no_plain_ones_are_malformed(stored: Stored) -> None:
     with pytest.raises(UpdateRejected, match="is not there") as caught:
         folder.open_file("nothing")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
-
-
-def test_requests_are_sent_again_within_a_budget(stored: Stored) -> None:
-    busy = OSError(errno.EBUSY, "Please reduce your request rate.")
-    stored.fs.before = failing(busy, TimeoutError(), busy)
-    assert stored.pull(1) is PullMode.SEED
-    assert stored.pauses == [0.1, 0.2, 0.4]
-    stored.pauses.clear()
-    stored.fs.before = failing(*[busy] * 1000)
-    error = stored.refused(2)
-    assert isinstance(error, SourceNotReady)
-    assert error.retryable
-    assert f"{URL}/weight_v000002/{INDEX}: looking at it failed 5 times" in str(error)
-    assert error.local_version == 1
-    for _ in range(3):
-        stored.refused(2)
-    # What is left of the budget is gone, and each request gets one try.
-    assert len(stored.pauses) < 12
-    assert repr(stored.place.store).startswith("<ObjectStore memory:// 0.")
-    before = len(stored.pauses)
-    stored.refused(2)
-    assert len(stored.pauses) == before
-
-
-class NoCredentialsError(Exception):
-    """Named as botocore names its own."""
-
-
-class HTTPClientError(Exception):
-    """Named as botocore names what it raises for lost connections."""
-
-
-class HttpError(Exception):
-    """Named as gcsfs names what the store said."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"it says {code}")
-        self.code = code
-
-
-class ClientError(Exception):
-    """Named as botocore names what the store said."""
-
-    def __init__(self, code: str = "NoSuchBucket") -> None:
-        super().__init__("The specified bucket does not exist")
-        self.response = {"Error": {"Code": code}}
-
-
-def no_bucket() -> FileNotFoundError:
-    """As s3fs raises it: what the store said is behind it."""
-    error = FileNotFoundError("The specified bucket does not exist")
-    error.__cause__ = ClientError()
-    return error
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [
-        (PermissionError("Access Denied"), SourceUnusable, "the store refuses looking at it"),
-        (NoCredentialsError("Unable to locate"), SourceUnusable, "no credentials for looking"),
-        (no_bucket(), SourceUnusable, "there is no bucket bucket; create it, or correct the URL"),
-        (OSError(errno.EINVAL, "InvalidURI"), SourceUnusable, "the store cannot do it"),
-        (OSError("Forbidden: b/bucket/o"), SourceUnusable, "the store refuses looking at it"),
-        (HttpError(401), SourceUnusable, "the store refuses looking at it (HttpError: it says 401"),
-        (HttpError(400), SourceUnusable, "the store cannot do it"),
-        (HttpError(429), SourceNotReady, "failed 5 times (HttpError: it says 429)"),
-        (HttpError(503), SourceNotReady, "failed 5 times (HttpError: it says 503)"),
-        (ValueError("unknown region"), SourceUnusable, "the store cannot do it"),
-        (HTTPClientError("reset"), SourceNotReady, "failed 5 times (HTTPClientError: reset)"),
-        (ConnectionResetError(), SourceNotReady, "failed 5 times (ConnectionResetError)"),
-    ],
-)
-def test_what_a_store_refuses_says_what_to_do(
-    stored: Stored, fault: Exception, kind: type[StreamError], message: str
-) -> None:
-    stored.fs.before = failing(*[fault] * 100)
-    error = stored.refused(1)
-    assert type(error) is kind
-    assert message in str(error)
-    # An aggregate and the version are looked for, and each of the two requests has its tries.
-    assert len(stored.pauses) == (8 if kind is SourceNotReady else 0)
-    with pytest.raises(kind):
-        published_versions(stored.place)
-
-
-def test_a_second_index_is_told_from_other_refusals(stored: Stored) -> None:
-    """Also where the store does not say which condition it was."""
-    error = OSError(errno.EINVAL, "PreconditionFailed")
-    error.__cause__ = ClientError("PreconditionFailed")
-    index = stored.file(1, INDEX)
-    stored.fs.before = failing(error, error)
-    with pytest.raises(FileExistsError, match=str(index)):
-        index.store.put(index.url, b"{}", new=True)
-    with pytest.raises(SourceUnusable, match="the store cannot do it: writing it"):
-        index.store.put(index.url, b"{}")
-
-
-def test_gs_has_its_own_ways(stored: Stored) -> None:
-    pauses = list[float]()
-    place = Objects(
-        ObjectUrl.parse("gs://b/run"), ObjectStore("gs", fs=stored.fs, pause=pauses.append)
-    )
-    # It lists an empty prefix, and says 404 of a bucket.
-    assert published_versions(place) == ()
-    stored.fs.before = failing(FileNotFoundError("b/b/o"))
-    with pytest.raises(SourceUnusable, match="there is no bucket b; create it"):
-        published_versions(place)
-    stored.fs.before = failing(NoCredentialsError())
-    with pytest.raises(SourceUnusable, match="such as GOOGLE_APPLICATION_CREDENTIALS, or to its"):
-        published_versions(place)
-    # Its client has six tries of its own.
-    stored.fs.before = failing(HttpError(503))
-    with pytest.raises(SourceNotReady, match=r"listing it failed \(HttpError"):
-        published_versions(place)
-    assert pauses == []
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
