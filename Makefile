@@ -30,7 +30,7 @@ WORKERS ?= 2
 # Tests share few cores: one thread of arithmetic a process, or they wait for each other; and
 # bytecode is kept, or each server that they start compiles this project once more.
 # A worker without tests left takes half of another's: the slow ones are neighbours.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs -n $(WORKERS) --dist worksteal --timeout 300
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rfEs -n $(WORKERS) --dist worksteal --timeout 300
 
 .PHONY: help setup demo serve lint test test-long test-gpu bench dist docs clean
 
