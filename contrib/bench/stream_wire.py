@@ -33,9 +33,11 @@ from contrib.bench.pull_stream import Tensors, tensors_of
 from contrib.bench.results import Measure, Report, spread
 from contrib.bench.stream_wire_stream import published, stepped
 from hotswap.stream import directory_of
+from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
 from hotswap.stream.encodings import Bytes
 from hotswap.stream.gap import encode_gap
 from hotswap.stream.gap_native import has_native
+from hotswap.stream.native_hash import native_hasher
 
 __all__ = ["run"]
 
@@ -144,8 +146,8 @@ def _today(old: Bytes, new: Bytes) -> int:
 
 
 def _gap(old: Bytes, new: Bytes, *, native: bool) -> int:
-    hasher = xxhash.xxh3_128()
-    blob = encode_gap(old, new, _WIDTH, seen=hasher.update, native=native)
+    hasher = native_hasher(OWN_CHECKSUM) if native else new_hasher(OWN_CHECKSUM)
+    blob = encode_gap(old, new, _WIDTH, hasher=hasher, native=native)
     hasher.hexdigest()
     return len(blob or b"")
 

@@ -10,16 +10,17 @@ bound is checked before memory is taken for what the blob says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from hotswap.stream.checksums import Hasher, new_hasher
 from hotswap.stream.errors import DeltaDamaged, StreamError, UnknownEncoding
 from hotswap.stream.frames import Bytes, frame_of, kept_decompressor
 from hotswap.stream.gap import decode_gap, encode_gap, steps_in_turn
+from hotswap.stream.native_hash import native_hasher
 
 __all__ = [
     "Bytes",
@@ -28,6 +29,7 @@ __all__ = [
     "check_xor_size",
     "encode",
     "encoding_named",
+    "hasher_for",
     "max_compressed_bytes",
     "overwrites",
 ]
@@ -128,11 +130,11 @@ def encode(
     new: Bytes,
     *,
     width: int = 1,
-    seen: Callable[[memoryview], object] | None = None,
+    hasher: Hasher | None = None,
 ) -> bytes | None:
     """The blob that turns ``old`` into ``new``; None when nothing changed.
 
-    ``width``: bytes an element, for ``gap``. ``seen`` is given every byte of ``new``, in order.
+    ``width``: bytes an element, for ``gap``. ``hasher`` takes every byte of ``new``, in order.
 
     Raises: StreamError for another length, or a tensor too long for ``overwrite``.
     """
@@ -142,9 +144,9 @@ def encode(
             "publish a full version"
         )
     if encoding is Encoding.GAP:
-        return encode_gap(old, new, width if len(new) % width == 0 else 1, seen=seen)
-    if seen is not None:
-        seen(new.data)
+        return encode_gap(old, new, width if len(new) % width == 0 else 1, hasher=hasher)
+    if hasher is not None:
+        hasher.update(new.data)
     if encoding is Encoding.XOR:
         change = np.bitwise_xor(old, new)
         payload = change.data if change.any() else None
@@ -153,6 +155,12 @@ def encode(
     if payload is None:
         return None
     return frame_of(payload)
+
+
+def hasher_for(encoding: Encoding, checksum_format: str) -> Hasher:
+    """What takes the checksum beside ``encode``. Raises: UnknownEncoding."""
+    make = native_hasher if encoding is Encoding.GAP else new_hasher
+    return make(checksum_format)
 
 
 def _max_payload(encoding: Encoding, length: int) -> int:

@@ -7,35 +7,30 @@ installed and the library of ``xxhash`` shows its functions; else the steps do t
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from hotswap.native import compiled, has_native
-from hotswap.native_calls import address_of, call
+from hotswap.native import compiled
 from hotswap.stream import gap_kernels
 from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding
 from hotswap.stream.gap_layout import Sparse, Values
 from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.gap_native import NativeTurns
+from hotswap.stream.native_hash import Hash, addresses, has_native_hash
 from hotswap.stream.piecewise import decoded
 from hotswap.stream.stored import StoredTensor
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_native import word_room
 from hotswap.stream.xor_steps import WHOLE_BYTES, XorSteps
 
-__all__ = ["PASSING_BYTES", "Fused", "Hash", "has_fused", "load_fused"]
+__all__ = ["PASSING_BYTES", "Fused", "load_fused"]
 
 PASSING_BYTES = 2**18
 """In the second-level cache at once."""
@@ -46,58 +41,6 @@ _LEAST_BYTES = 2**20
 _one_decodes = threading.Lock()
 """Short steps of Python, that several threads would only hinder each other in."""
 
-_LIBRARY = "xxhash._xxhash"
-
-
-class _Digest(ctypes.Structure):
-    _fields_ = (("low", ctypes.c_uint64), ("high", ctypes.c_uint64))
-
-
-class _Xxh3:
-    """The functions of the library that ``xxhash`` brings, called with the interpreter's lock."""
-
-    def __init__(self, path: str) -> None:
-        """Raises: OSError, AttributeError for a library that does not show them."""
-        library = ctypes.PyDLL(path)
-        create, free = library.XXH3_createState, library.XXH3_freeState
-        reset, digest = library.XXH3_128bits_reset, library.XXH3_128bits_digest
-        create.restype, digest.restype = ctypes.c_void_p, _Digest
-        free.argtypes = reset.argtypes = digest.argtypes = (ctypes.c_void_p,)
-        self.create: Callable[[], int | None] = create
-        self.free: Callable[[int], object] = free
-        self.reset: Callable[[int], object] = reset
-        self.digest: Callable[[int], _Digest] = digest
-        # The first chooses what the processor can do; not every build has it.
-        self.update: int = address_of(library, "XXH3_128bits_update_dispatch") or address_of(
-            library, "XXH3_128bits_update"
-        )
-        self.pread: int = address_of(ctypes.CDLL(None), "pread")
-
-
-@cache
-def _functions() -> _Xxh3 | None:
-    """None where they cannot be had, or are not what they seem."""
-    if sys.maxsize < 2**32:  # offsets would be shorter than what is passed
-        return None
-    try:
-        found = _Xxh3(str(importlib.import_module(_LIBRARY).__file__))
-    except (ImportError, OSError, AttributeError):
-        return None
-    return found if found.pread and found.update and _is_right(found) else None
-
-
-def _is_right(functions: _Xxh3) -> bool:
-    probe = np.arange(4099, dtype=np.uint16).view(np.uint8)
-    state = Hash(functions)
-    call(functions.update, state.address, probe.ctypes.data, len(probe), 0)
-    return state.hexdigest() == xxhash.xxh3_128_hexdigest(probe.data)
-
-
-def has_fused() -> bool:
-    """Whether ``Fused`` can be used here."""
-    return has_native() and _functions() is not None
-
-
 _CALLED = (
     gap_kernels.change_in_turn,
     gap_kernels.change_elements,
@@ -107,26 +50,6 @@ _CALLED = (
 )
 
 _NONE: Words = np.empty(0, np.intp)
-
-
-class Hash:
-    """An xxh3-128 whose state compiled loops go on with."""
-
-    def __init__(self, functions: _Xxh3) -> None:
-        self._functions = functions
-        self.address: int = functions.create() or 0
-        if not self.address:
-            raise MemoryError("no memory for the state of a hash")
-        weakref.finalize(self, functions.free, self.address)
-        functions.reset(self.address)
-
-    def __repr__(self) -> str:
-        return f"<Hash {self.hexdigest()}>"
-
-    def hexdigest(self) -> str:
-        """The checksum of all bytes so far, in lower-case hex digits."""
-        digest = self._functions.digest(self.address)
-        return f"{digest.high:016x}{digest.low:016x}"
 
 
 class Fused:
@@ -143,12 +66,8 @@ class Fused:
         """``sparse`` of elements of one width, at least one of them without ``dense``, which has
         all of its change at hand. Raises: OSError when the file of ``tensor`` is none of here.
         """
-        functions = _functions()
-        assert functions is not None
-        self._hash = Hash(functions)
-        self._functions = np.array(
-            [functions.pread, functions.update, self._hash.address], np.int64
-        )
+        self._hash = Hash()
+        self._functions = np.array([*addresses(), self._hash.address], np.int64)
         self._tensor, self._fd = tensor, tensor.file.fileno()
         self._dense = dense
         whole = None if dense is None else dense.whole
@@ -174,7 +93,7 @@ class Fused:
         ``told``: which words the last of them changes is asked for.
         """
         length, encodings = tensor.span.length, [delta.encoding for delta in deltas]
-        if length < _LEAST_BYTES or Encoding.OVERWRITE in encodings or not has_fused():
+        if length < _LEAST_BYTES or Encoding.OVERWRITE in encodings or not has_native_hash():
             return None
         if encodings.count(Encoding.XOR) > 1:
             return None
@@ -231,7 +150,7 @@ class Fused:
 
 def load_fused(changes: Sequence[Sparse]) -> None:
     """Load what is called for changes of the kinds of ``changes``, and for dense ones."""
-    if not has_fused():
+    if not has_native_hash():
         return
     for change in (None, *changes):
         arguments = _none(WORD_BYTES) if change is None else NativeTurns([change]).arguments

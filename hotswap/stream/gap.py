@@ -7,12 +7,14 @@ tensor is smaller the blob holds that, so that it is never longer by more than i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotswap.stream.checksums import Hasher
 from hotswap.stream.frames import Bytes, frame_of
 from hotswap.stream.gap_layout import (
     HEAD_BYTES,
@@ -29,6 +31,7 @@ from hotswap.stream.gap_native import (
 )
 from hotswap.stream.gap_plain import Found, PlainSteps, plain_changes, plain_symbols
 from hotswap.stream.gap_search import native_changes, native_symbols
+from hotswap.stream.native_hash import Hash
 from hotswap.stream.words import Words
 
 __all__ = ["Steps", "decode_gap", "encode_gap", "steps_in_turn", "steps_of"]
@@ -38,6 +41,9 @@ _PIECE_BYTES = 2**21
 
 Shorter ones cost more than they save: threads wait for the interpreter's lock after each step.
 """
+
+_HASHED_BYTES = 2**23
+"""As long pieces where one loop compares and hashes, a small part at a time."""
 
 _EXACT_BYTES = 2**20
 """Up to here both ways are always written and the shorter one is taken."""
@@ -79,15 +85,15 @@ def encode_gap(
     new: Bytes,
     width: int,
     *,
-    seen: Callable[[memoryview], object] | None = None,
+    hasher: Hasher | None = None,
     native: bool | None = None,
 ) -> bytes | None:
     """The blob that turns ``old`` into ``new``, elements of ``width`` bytes; None for no change.
 
-    ``seen`` is given every byte of ``new``, in order: a checksum costs less while they are
-    at hand. ``native``: compiled or not, None for compiled where that can be.
+    ``hasher`` takes every byte of ``new``, in order: a checksum costs less while they are at
+    hand, and least by a ``Hash``. ``native``: compiled or not, None for compiled where that can be.
     """
-    at, values = _changes(old, new, width, seen, native)
+    at, values = _changes(old, new, width, hasher, native)
     if not len(at):
         return None
     elements = len(new) // width
@@ -135,27 +141,39 @@ def _is_native(native: bool | None) -> bool:
 
 
 def _changes(
-    old: Bytes,
-    new: Bytes,
-    width: int,
-    seen: Callable[[memoryview], object] | None,
-    native: bool | None,
+    old: Bytes, new: Bytes, width: int, hasher: Hasher | None, native: bool | None
 ) -> Found:
-    find = native_changes if _is_native(native) else plain_changes
+    find, size = _finder(hasher, native)
     ats, values = list[NDArray[np.int64]](), list[NDArray[Any]]()
-    for begin in range(0, len(new), _PIECE_BYTES):
-        piece = new[begin : begin + _PIECE_BYTES]
-        at, value = find(old[begin : begin + _PIECE_BYTES], piece, width)
+    for begin in range(0, len(new), size):
+        end = begin + size
+        at, value = find(old[begin:end], new[begin:end], width)
         at += begin // width
         ats.append(at)
         values.append(value)
-        if seen is not None:
-            seen(piece.data)
     if not ats:
         return np.empty(0, np.int64), np.empty(0, f"<u{width}")
     if len(ats) == 1:
         return ats[0], values[0]
     return np.concatenate(ats), np.concatenate(values)
+
+
+def _finder(
+    hasher: Hasher | None, native: bool | None
+) -> tuple[Callable[[Bytes, Bytes, int], Found], int]:
+    """What finds the changes of a piece, which ``hasher`` takes then, and how long pieces are."""
+    is_native = _is_native(native)
+    if is_native and isinstance(hasher, Hash):
+        return partial(native_changes, hash=hasher), _HASHED_BYTES
+    find = native_changes if is_native else plain_changes
+
+    def then_hash(old: Bytes, new: Bytes, width: int) -> Found:
+        found = find(old, new, width)
+        if hasher is not None:
+            hasher.update(new.data)
+        return found
+
+    return then_hash, _PIECE_BYTES
 
 
 def _may_be_longer(blob: bytes, old: Bytes, new: Bytes, at: NDArray[np.int64], width: int) -> bool:

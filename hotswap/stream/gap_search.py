@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotswap.native import compiled as _compiled
+from hotswap.native_calls import call
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Symbols, escape_of
 from hotswap.stream.gap_plain import Found, plain_changes
+from hotswap.stream.native_hash import Hash, addresses
 
 __all__ = ["changes_finder", "native_changes", "native_symbols", "write_gaps"]
 
@@ -26,7 +29,7 @@ _Eights = NDArray[np.uint64]
 _Places = NDArray[np.uint32]
 
 _U = np.uint64
-_Finder = Callable[[_Eights, _Eights, _Places, _Places, NDArray[np.int64], _Eights], int]
+_Finder = Callable[[_Eights, _Eights, _Places, _Places, NDArray[np.int64], _Eights, int, int], int]
 
 _BLOCK_BYTES = 32
 
@@ -37,18 +40,27 @@ _KEPT_ELEMENTS = 2**17
 """More changes than these are no reason to keep the memory that they took."""
 
 
-def native_changes(old: Bytes, new: Bytes, width: int) -> Found:
-    """As ``plain_changes``."""
+def native_changes(old: Bytes, new: Bytes, width: int, *, hash: Hash | None = None) -> Found:
+    """As ``plain_changes``; ``hash`` takes ``new`` while it is at hand."""
     whole = len(old) // _BLOCK_BYTES * _BLOCK_BYTES
     room = _room_for(whole // width)
     found = _compiled(changes_finder(width))(
-        _eights(old[:whole]), _eights(new[:whole]), room.blocks, room.words, room.at, room.values
+        _eights(old[:whole]),
+        _eights(new[:whole]),
+        room.blocks,
+        room.words,
+        room.at,
+        room.values,
+        0 if hash is None else addresses()[1],
+        0 if hash is None else hash.address,
     )
     head = room.at[:found].copy(), room.values[:found].astype(f"<u{width}")
     if found > _KEPT_ELEMENTS:
         del _own.room
     if whole == len(old):
         return head
+    if hash is not None:
+        hash.update(new[whole:].data)
     tail_at, tail_values = plain_changes(old[whole:], new[whole:], width)
     tail_at += whole // width
     return np.concatenate((head[0], tail_at)), np.concatenate((head[1], tail_values))
@@ -95,6 +107,7 @@ def changes_finder(width: int) -> _Finder:
     """The loop that finds elements of ``width`` bytes: one that knows it takes half the time."""
     per_word, size, mask = _U(8 // width), _U(8 * width), _U(2 ** (8 * width) - 1)
     low_32, low_16, low_8 = _U(2**32 - 1), _U(2**16 - 1), _U(2**8 - 1)
+    halved = _U(width <= 4)
     part, one, two, three, four = _U(_PART_WORDS), _U(1), _U(2), _U(3), _U(4)
 
     def find_changes(
@@ -104,13 +117,17 @@ def changes_finder(width: int) -> _Finder:
         words: _Places,
         at: NDArray[np.int64],
         values: _Eights,
+        update: int,
+        state: int,
     ) -> int:
         """Fill ``at`` and ``values`` with the elements that differ; how many.
 
         Words come in whole blocks of four. ``at`` counts elements from the first. ``at`` and
         ``values`` have room for every element, ``blocks`` and ``words`` for those of a part.
+        ``update`` is the address of the function with which the hash ``state`` takes bytes, or 0.
         """
         found = _U(0)
+        address: Any = np.int64(after.ctypes.data)
         for start in range(_U(0), _U(len(before)), part):
             begin = _U(start)
             old, new = before[begin : begin + part], after[begin : begin + part]
@@ -139,10 +156,8 @@ def changes_finder(width: int) -> _Finder:
                 change = old[word] ^ new[word]
                 first = (begin + word) * per_word
                 while change != _U(0):  # once, as a rule
-                    rest, low = change, _U(0)
-                    if width <= 4:
-                        low = _U((rest & low_32) == _U(0)) << _U(5)
-                        rest >>= low
+                    low = halved * (_U((change & low_32) == _U(0)) << _U(5))
+                    rest = change >> low
                     if width <= 2:
                         more = _U((rest & low_16) == _U(0)) << _U(4)
                         rest >>= more
@@ -155,6 +170,8 @@ def changes_finder(width: int) -> _Finder:
                     values[found] = rest & mask
                     found += one
                     change ^= (rest & mask) << low
+            if update != 0:
+                call(update, state, address + np.int64(8 * begin), 8 * len(new), 0)
         return int(found)
 
     return find_changes

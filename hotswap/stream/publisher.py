@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.numpy
 
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
-from hotswap.stream.encodings import Bytes, Encoding, encode, encoding_named
+from hotswap.stream.encodings import Bytes, Encoding, encode, encoding_named, hasher_for
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, directory_of
 from hotswap.stream.objects import Objects
@@ -93,9 +93,9 @@ def _encoded(
         for name, old, new in changes:
             _check_flat(name, "old", old)
             _check_flat(name, "new", new)
-            hasher = new_hasher(checksum_format)
+            hasher = hasher_for(encoding, checksum_format)
             width = widths.get(name, _WIDTH)
-            blob = encode(encoding, old, new, width=width, seen=hasher.update)
+            blob = encode(encoding, old, new, width=width, hasher=hasher)
             if blob is not None:
                 yield name, (blob, hasher.hexdigest())
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from hotswap.stream.aggregate import DIRECTORY
 from hotswap.stream.apply import bytes_of
-from hotswap.stream.checksums import new_hasher
 from hotswap.stream.disk import Disk
-from hotswap.stream.encodings import encode
+from hotswap.stream.encodings import encode, hasher_for
 from hotswap.stream.errors import StreamError
 from hotswap.stream.layout import INDEX, spelled
 from hotswap.stream.object_upkeep import ObjectAggregate
@@ -141,13 +140,13 @@ def _check_known(base: StoredTensors, tensors: Sequence[HostTensor]) -> None:
 def _compare(stored: StoredTensor, tensor: HostTensor, made: Made, blobs: dict[str, Blob]) -> None:
     buffer = bytearray(stored.span.length)
     stored.read_into(memoryview(buffer))
-    hasher = new_hasher(made.checksum_format)
+    hasher = hasher_for(made.encoding, made.checksum_format)
     content = encode(
         made.encoding,
         bytes_of(buffer),
         tensor.content,
         width=width_of(tensor.dtype),
-        seen=hasher.update,
+        hasher=hasher,
     )
     if content is not None:
         blobs[tensor.name] = Blob(name=tensor.name, content=content, checksum=hasher.hexdigest())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotswap.stream.checksums import OWN_CHECKSUM, new_hasher
-from hotswap.stream.encodings import Encoding, apply, encode
+from hotswap.stream.encodings import Encoding, apply, encode, hasher_for
 from hotswap.stream.errors import StreamError
 from hotswap.stream.parallel import run_all
 from hotswap.stream.progress import Tally
@@ -44,9 +44,9 @@ def diff_of(named: NamedTensors, snapshot: Snapshot, made: Made) -> Diff:
 
     def compare(tensor: HostTensor) -> tuple[str, str, bytes | None]:
         old = _same_tensor(tensor, snapshot)
-        hasher = new_hasher(made.checksum_format)
+        hasher = hasher_for(made.encoding, made.checksum_format)
         width = width_of(tensor.dtype)
-        blob = encode(made.encoding, old.content, tensor.content, width=width, seen=hasher.update)
+        blob = encode(made.encoding, old.content, tensor.content, width=width, hasher=hasher)
         made.tally.through(done=len(tensor.content))
         return tensor.name, hasher.hexdigest(), blob
 

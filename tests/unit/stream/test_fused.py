@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 from pathlib import Path
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from hotswap.native_calls import address_of, call
 from hotswap.sparse.cache import PatchCache
 from hotswap.stream import Keep, PullMode, fused, gap_kernels, one_tensor, pull
-from hotswap.stream.fused import Fused, Hash, has_fused
+from hotswap.stream.fused import Fused
 from hotswap.stream.state import Reserved
 from tests.tiers import mostly_long
 from tests.unit.stream.streams import Stream, held_contents
@@ -112,7 +110,7 @@ def test_the_same_as_in_steps(
     if (way, encodings, length) == ("one by one", "xor", "words"):
         assert calls.count >= (1 if keep is Keep.LOG else 3)  # of a log, the first alone
     before = calls.count
-    monkeypatch.setattr(fused, "has_fused", lambda: False)
+    monkeypatch.setattr(fused, "has_native_hash", lambda: False)
     steps = pulled(tmp_path / "steps", *case, keep=keep, targets=targets)
     assert calls.count == before
     assert few == steps
@@ -197,38 +195,6 @@ def test_what_fails_once_is_done_in_steps(
     assert calls == fails_at
     assert failed == patched(tmp_path / "does not")
     assert calls > fails_at
-
-
-def test_a_library_that_shows_nothing_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert has_fused()
-    functions = fused._functions
-    functions.cache_clear()
-    try:
-        monkeypatch.setattr(fused, "_LIBRARY", "no.such.module")
-        assert not has_fused()
-        functions.cache_clear()
-        monkeypatch.setattr(fused, "_LIBRARY", "_ctypes")  # a library, and another one
-        assert not has_fused()
-        functions.cache_clear()
-        monkeypatch.undo()
-        monkeypatch.setattr(Hash, "hexdigest", lambda one: "0" * 32)
-        assert not has_fused()
-    finally:
-        functions.cache_clear()
-
-
-def test_a_hash_is_the_one_of_the_package() -> None:
-    functions = fused._functions()
-    assert functions is not None
-    state = Hash(functions)
-    assert state.hexdigest() == xxhash.xxh3_128_hexdigest(b"")
-    for size in (1, 17, 240, 241, 5000):
-        content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-        state = Hash(functions)
-        call(functions.update, state.address, content.ctypes.data, size, 0)
-        assert state.hexdigest() == xxhash.xxh3_128_hexdigest(content.data)
-        assert repr(state) == f"<Hash {state.hexdigest()}>"
-    assert address_of(ctypes.CDLL(None), "no_such_function") == 0
 
 
 @pytest.mark.parametrize("told", [False, True])

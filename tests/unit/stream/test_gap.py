@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotswap.stream import gap_native, gap_search
 from hotswap.stream.checksums import checksum, new_hasher
-from hotswap.stream.encodings import Bytes
+from hotswap.stream.encodings import Bytes, Encoding, hasher_for
 from hotswap.stream.gap import Steps, decode_gap, encode_gap, steps_of
 from hotswap.stream.gap_layout import HEAD_BYTES, WIDTHS, Sparse, head_of
 from hotswap.stream.piecewise import piecewise
@@ -90,9 +90,11 @@ def test_exact_and_not_longer_than_xor(width: int, share: float) -> None:
 def test_the_kernels_find_and_make_what_numpy_does(width: int) -> None:
     old, new = pair(width, 2003, 0.05)
     new[: 600 * width] = old[: 600 * width]  # a gap of more than one byte
-    blob = encode_gap(old, new, width, native=True)
+    hasher = hasher_for(Encoding.GAP, "xxh3-128")
+    blob = encode_gap(old, new, width, hasher=hasher, native=True)
     assert blob is not None
     assert blob == encode_gap(old, new, width, native=False)
+    assert hasher.hexdigest() == checksum("xxh3-128", new.data)
     for size in (len(old), 64, 7):
         assert np.array_equal(applied(blob, old, size=size, native=True), new)
 
@@ -164,11 +166,20 @@ def test_a_long_tensor_that_changed_in_one_place() -> None:
     assert np.array_equal(applied(blob, old, size=2**20, native=False), new)
 
 
-def test_every_new_byte_is_shown_in_order() -> None:
-    old, new = pair(2, 1_100_000, 0.001)
-    hasher = new_hasher("xxh3-128")
-    encode_gap(old, new, 2, seen=hasher.update, native=False)
-    assert hasher.hexdigest() == checksum("xxh3-128", new.data)
+@pytest.mark.parametrize("elements", [0, 1, 15, 16, 1000, 32_768, 32_769, 4_300_003])
+@pytest.mark.parametrize("name", ["xxh3-128", "adler32"])
+def test_every_new_byte_is_hashed_in_order(name: str, elements: int) -> None:
+    """By a loop that does both, where there is one, and without it; the blobs are the same."""
+    old, new = pair(2, elements, 0.001)
+    blobs = set[bytes | None]()
+    for native, hasher in (
+        (False, new_hasher(name)),
+        (None, new_hasher(name)),
+        (None, hasher_for(Encoding.GAP, name)),
+    ):
+        blobs.add(encode_gap(old, new, 2, hasher=hasher, native=native))
+        assert hasher.hexdigest() == checksum(name, new.data)
+    assert len(blobs) == 1
 
 
 def test_dense_changes_are_sparse_where_that_is_shorter() -> None:
