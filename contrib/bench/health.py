@@ -30,8 +30,9 @@ _MIN_UPDATES = 20
 class Prober:
     """Probes while it is entered; ``latencies_ms`` after."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, interval_s: float = _INTERVAL_S) -> None:
         self._server = server
+        self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._probe, daemon=True)
         self._error: Exception | None = None
@@ -58,7 +59,7 @@ class Prober:
             while not self._stop.wait(max(0.0, due - time.perf_counter())):
                 self._server.get("/health")
                 self.latencies_ms.append(1000 * (time.perf_counter() - due))
-                due += _INTERVAL_S
+                due += self._interval_s
         except Exception as error:  # raised again by __exit__
             self._error = error
 

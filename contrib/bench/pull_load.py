@@ -1,6 +1,7 @@
 """What generation has left while the server pulls 1 GB versions on one thread.
 
-A greedy stream decodes and ``/health`` is asked every 20 ms on a connection of its own. The seed
+A greedy stream decodes and ``/health`` is asked every 100 ms on a connection of its own: every
+20 ms, as ``health`` does, would by itself make its longest steps twice as long. The seed
 (a copy of the checkpoint) and then one xor version after the other are pulled, back to back, as
 trainers do it before they pause anything. The tokens a second while pulls run are compared with
 those of the same stream before, probes included; the longest gap between two tokens that overlaps
@@ -29,6 +30,7 @@ __all__ = ["longest_gap_s", "rate", "run"]
 
 KEPT_SHARE = 0.4
 LIMIT_MS = 250.0
+_PROBED_EVERY_S = 0.1
 _TOKENS_BEFORE = 40
 _TOKENS_AFTER = 2
 
@@ -48,7 +50,7 @@ def run(*, rounds: int) -> Report:
         listener = Listener(server)
         try:
             listener.await_tokens(2)  # the first step took the prompt
-            with Prober(server) as prober:
+            with Prober(server, interval_s=_PROBED_EVERY_S) as prober:
                 begin = time.perf_counter()
                 listener.await_tokens(_TOKENS_BEFORE)
                 before = begin, time.perf_counter()

@@ -130,3 +130,4 @@ def _note(
     words = different_words(old, new)
     recorder.begin(tensor.name, length)
     recorder.note(tensor.name, 0, words, room.view("<u8")[words])
+    recorder.end(tensor.name)

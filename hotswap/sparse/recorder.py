@@ -23,7 +23,8 @@ _Note = tuple[int, NDArray[np.uint32], NDArray[np.uint64]]
 class Recorder:
     """What one pull changes, for ``cache``; nothing, once it is more than may be kept.
 
-    ``note`` is for any thread; the rest for the one that pulls.
+    Of each tensor ``begin``, ``note`` and ``end`` are called by the thread that changes it: what
+    was noted is put together there, beside what the others do, and not when all is over.
     """
 
     def __init__(self, cache: PatchCache, before: Origin) -> None:
@@ -32,9 +33,10 @@ class Recorder:
         self._lock = threading.Lock()
         self._room = cache.limit_bytes
         self._notes: dict[str, tuple[int, list[_Note]]] = {}
+        self._tensors: dict[str, TensorPatch] = {}
 
     def __repr__(self) -> str:
-        return f"<Recorder on {self._before} {len(self._notes)} tensors>"
+        return f"<Recorder on {self._before} {len(self._tensors)} tensors>"
 
     def begin(self, name: str, length_bytes: int) -> None:
         """Parts of tensor ``name`` follow, or none; those that were noted before do not count."""
@@ -53,6 +55,7 @@ class Recorder:
             self._room -= len(words) * (_WORD_BYTES + _NUMBER_BYTES)
             if self._room < 0:
                 self._notes.clear()
+                self._tensors.clear()
                 return
         numbers = words.astype(np.uint32)
         numbers += np.uint32(at // _WORD_BYTES)
@@ -61,21 +64,28 @@ class Recorder:
             if name in self._notes:
                 self._notes[name][1].append(note)
 
-    def keep(self, after: Origin) -> None:
-        """The pull is done, and left ``after``."""
-        if self._room < 0:
+    def end(self, name: str) -> None:
+        """Tensor ``name`` is as it was noted."""
+        with self._lock:
+            noted = self._notes.pop(name, None)
+        if noted is None:
             return
-        tensors = {
-            name: _joined(length_bytes, sorted(notes, key=lambda note: note[0]))
-            for name, (length_bytes, notes) in self._notes.items()
-        }
-        self._cache.keep(Patch(before=self._before, after=after, tensors=tensors))
+        length_bytes, notes = noted
+        patch = _joined(length_bytes, sorted(notes, key=lambda note: note[0]))
+        with self._lock:
+            if self._room >= 0:
+                self._tensors[name] = patch
+
+    def keep(self, after: Origin) -> None:
+        """The pull is done, and left ``after``. Nothing is kept while a tensor has not ended."""
+        if self._room >= 0 and not self._notes:
+            self._cache.keep(Patch(before=self._before, after=after, tensors=self._tensors))
 
 
 def _joined(length_bytes: int, notes: list[_Note]) -> TensorPatch:
-    empty = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    return TensorPatch(
-        words=np.concatenate([words for _, words, _ in notes]) if notes else empty[0],
-        values=np.concatenate([values for _, _, values in notes]) if notes else empty[1],
-        length_bytes=length_bytes,
-    )
+    if len(notes) == 1:
+        _, words, values = notes[0]
+    else:
+        words = np.concatenate([np.empty(0, np.uint32), *(note[1] for note in notes)])
+        values = np.concatenate([np.empty(0, np.uint64), *(note[2] for note in notes)])
+    return TensorPatch(words=words, values=values, length_bytes=length_bytes)

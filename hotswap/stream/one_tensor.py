@@ -74,6 +74,11 @@ class OneTensor:
         if self.recorder is not None:
             self.recorder.begin(self.tensor.name, self.length)
 
+    def end(self) -> None:
+        """All that was handed on counts."""
+        if self.recorder is not None:
+            self.recorder.end(self.tensor.name)
+
     def read(self, out: memoryview, *, offset: int = 0) -> None:
         """The old bytes from ``offset`` on. Raises: LocalDamaged."""
         try:
@@ -150,6 +155,7 @@ def stage_one(one: OneTensor) -> None:
         _at_once(one)
     elif not _in_few_calls(one):
         _in_steps(one)
+    one.end()
 
 
 def _at_once(one: OneTensor) -> None:

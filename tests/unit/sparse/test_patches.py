@@ -122,6 +122,10 @@ def test_notes_come_in_any_order_and_are_kept_in_that_of_the_tensor() -> None:
     recorder.note("a", 1024, np.array([0, 2]), values)
     values[:] = 0
     recorder.note("a", 0, np.array([1]), np.array([7], np.uint64))
+    recorder.end("a")
+    recorder.keep(at(1))
+    assert len(cache) == 0, "a tensor may change yet"
+    recorder.end("b")
     assert repr(recorder) == "<Recorder on /local at version 0 (the base) 2 tensors>"
     recorder.keep(at(1))
     way = cache.way(at(0), at(1))
@@ -138,7 +142,9 @@ def test_more_than_may_be_kept_is_let_go_at_once(length_bytes: int, words: int) 
     recorder = Recorder(cache, at(0))
     recorder.begin("a", length_bytes)
     recorder.note("a", 2**39, np.arange(words), np.zeros(words, np.uint64))
+    recorder.end("a")
     recorder.begin("b", 8)
     recorder.note("b", 0, np.array([0]), np.zeros(1, np.uint64))
+    recorder.end("b")
     recorder.keep(at(1))
     assert len(cache) == 0
