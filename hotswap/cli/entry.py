@@ -30,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OutputLost as lost:
         if not lost.by_reader:
             complain(_command_in(arguments), str(lost))
-        # The exit must not try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            # The exit must not try to write the rest.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
 
 

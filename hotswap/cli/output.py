@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -68,6 +69,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def _print(text: str) -> None:
+    if sys.stdout is None:  # Python's own print would say nothing
+        raise OutputLost(OSError(errno.EBADF, "it is closed"))
     try:
         print(text, flush=True)
     except OSError as error:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from hotswap.errors import HotswapError
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import RequestError
-from hotswap.http.json_body import arguments, converted, read_body
+from hotswap.http.json_body import arguments, converted, query_of, read_body
 from hotswap.http.replies import Json
 from hotswap.http.schemas import FlushBody, NoBody, PauseBody, pause_mode
 from hotswap.http.served import served
@@ -49,7 +49,7 @@ async def flush_cache(request: Request) -> Response:
     try:
         # Trainers post the arguments of another route to it: only its query counts.
         await read_body(request.receive, limit_bytes=serving.settings.max_http_request_bytes)
-        converted({**request.query_params}, FlushBody)
+        converted(query_of(request), FlushBody)
         cleared = await until_disconnect(request.receive, serving.commands.flush)
     except (HotswapError, RequestError) as error:
         return serving.dialect.flush_refused(error)

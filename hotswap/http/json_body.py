@@ -20,7 +20,11 @@ from starlette.types import Receive
 from hotswap.http.body_limit import limited
 from hotswap.http.errors import ClientGone, RequestInvalid
 from hotswap.http.misfits import refusal
-from hotswap.http.strictness import refuse_repeated_keys, refuse_what_is_no_number
+from hotswap.http.strictness import (
+    refuse_repeated_keys,
+    refuse_repeated_parameters,
+    refuse_what_is_no_number,
+)
 
 __all__ = [
     "MAX_SHOWN_NAMES",
@@ -28,6 +32,7 @@ __all__ = [
     "converted",
     "ignored_names",
     "named_values",
+    "query_of",
     "read_body",
     "read_into",
     "values_of",
@@ -60,7 +65,13 @@ async def named_values(request: Request, *, limit_bytes: int) -> dict[str, objec
 
 def values_of(request: Request, body: bytes | bytearray) -> dict[str, object]:
     """Query and JSON ``body`` of ``request``. Raises: RequestInvalid."""
-    return {**request.query_params, **_parsed(body)}
+    return {**query_of(request), **_parsed(body)}
+
+
+def query_of(request: Request) -> dict[str, object]:
+    """The query parameters of ``request``. Raises: RequestInvalid for one that comes twice."""
+    refuse_repeated_parameters([name for name, _ in request.query_params.multi_items()])
+    return {**request.query_params}
 
 
 def ignored_names(

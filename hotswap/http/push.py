@@ -22,7 +22,7 @@ from starlette.responses import Response
 from hotswap.errors import UpdateRejected
 from hotswap.http.disconnect import until_disconnect
 from hotswap.http.errors import RequestInvalid, ShuttingDown
-from hotswap.http.json_body import converted, read_body, values_of
+from hotswap.http.json_body import converted, query_of, read_body, values_of
 from hotswap.http.push_bodies import Labelled, UpdateId
 from hotswap.http.replies import Json
 from hotswap.http.routes import Kind, KindedRoute
@@ -92,7 +92,7 @@ async def push(request: Request) -> Response:
     # No content type is JSON, as on every other route.
     if kind in ("", "application/json"):
         return await _described(request, serving)
-    body = converted({**request.query_params}, PushBody)
+    body = converted(query_of(request), PushBody)
     closed = partial(_goes_down, serving)
     incoming = Incoming(request.receive, stall_s=serving.stall_s, closed=closed)
     try:

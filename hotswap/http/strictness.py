@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from hotswap.http.errors import RequestInvalid
 
-__all__ = ["refuse_repeated_keys", "refuse_what_is_no_number"]
+__all__ = ["refuse_repeated_keys", "refuse_repeated_parameters", "refuse_what_is_no_number"]
 
 
 def refuse_repeated_keys(body: bytes | bytearray) -> None:
@@ -26,13 +27,19 @@ def refuse_repeated_keys(body: bytes | bytearray) -> None:
         raise RequestInvalid(f"the body is not JSON: {error}") from error
 
 
+def refuse_repeated_parameters(names: Sequence[str]) -> None:
+    """``names`` are those of a query. Raises: RequestInvalid for one that comes twice."""
+    _refuse_twice(names, "the query")
+
+
 def _refuse_repeated(pairs: list[tuple[str, object]]) -> None:
-    names = [name for name, _ in pairs]
+    _refuse_twice([name for name, _ in pairs], "one object of the body")
+
+
+def _refuse_twice(names: Sequence[str], where: str) -> None:
     if len(set(names)) != len(names):
         repeated = next(name for at, name in enumerate(names) if name in names[:at])
-        raise RequestInvalid(
-            f"{_shown(repeated)} comes twice in one object of the body, wanted once"
-        )
+        raise RequestInvalid(f"{_shown(repeated)} comes twice in {where}, wanted once")
 
 
 def _shown(name: str) -> str:

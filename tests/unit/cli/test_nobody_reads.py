@@ -28,16 +28,24 @@ def broken() -> int:
     return writing
 
 
+def closed() -> int:
+    return -1
+
+
 def into(
     stdout: Callable[[], int], command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> int | str | None:
+    if stdout is closed:
+        with monkeypatch.context() as changed:
+            changed.setattr("sys.stdout", None)  # as Python has it then
+            return main(command)
     with open(stdout(), "w", encoding="utf-8") as nowhere, monkeypatch.context() as changed:
         changed.setattr("sys.stdout", nowhere)
         return main(command)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("stdout", [full, broken])
+@pytest.mark.parametrize("stdout", [full, broken, closed])
 def test_a_stdout_that_takes_nothing(
     stdout: Callable[[], int],
     as_json: bool,
@@ -61,7 +69,7 @@ def test_a_stdout_that_takes_nothing(
                 assert said == ""
             else:
                 assert said.startswith(f"hotswap {command[0]}: done, but its result cannot be ")
-                assert "No space left on device" in said
+                assert ("it is closed" if stdout is closed else "No space left on device") in said
                 assert said.count("\n") == 1
 
 

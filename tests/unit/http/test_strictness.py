@@ -168,6 +168,19 @@ async def test_a_repeated_key_is_named(serving: Any) -> None:
     assert len(reply["error"]["message"]) < 200
 
 
+@pytest.mark.parametrize(("route", "method"), CALLS)
+async def test_a_parameter_that_comes_twice(serving: Any, route: KindedRoute, method: str) -> None:
+    """Readers differ in which of the two they take. Where no query counts, nor does that one."""
+    path = route.path.replace("{", "").replace("}", "")
+    reply = await serving.client.request(method, f"{path}?mode=abort&mode=retract", content=b"{}")
+
+    assert reply.status_code < 500
+    if method in ("POST", "PUT"):
+        assert reply.status_code == 400
+        assert "'mode' comes twice in the query, wanted once" in reply.text
+        assert serving.commands.calls == []
+
+
 async def counted(request: Request) -> Response:
     return Json({"bytes": len(await request.body())})
 
