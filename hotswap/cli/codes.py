@@ -20,8 +20,12 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_code_of(error: BaseException) -> ExitCode:
-    """The code for what a client or a pull raised; ValueError is a wrong argument."""
+_OF_COPIES = frozenset({"inspect", "materialize", "pull", "verify"})
+"""The commands whose work is a local copy: with the others it is only what a server should read."""
+
+
+def exit_code_of(error: BaseException, command: str | None = None) -> ExitCode:
+    """The code for what a client or pull raised in ``command``; ValueError is a wrong argument."""
     from hotswap.client import NoAnswer, NotReady, StillPaused, WeightsAfter, weights_after
     from hotswap.stream import LocalDamaged, StreamError
 
@@ -35,7 +39,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     for kind, code in by_class:
         if isinstance(error, kind):
             return code
-    if isinstance(error, LocalDamaged):
+    if isinstance(error, LocalDamaged) and command in _OF_COPIES:
         return ExitCode.NOT_WHOLE
     if isinstance(error, StreamError) and error.retryable:
         return ExitCode.NO_ANSWER

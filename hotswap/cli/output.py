@@ -108,7 +108,7 @@ def fail(command: str, error: BaseException, *, as_json: bool) -> ExitCode:
     """Tell of ``error``, and return the exit code for it."""
     from hotswap.client import WeightsAfter, weights_after
 
-    code = exit_code_of(error)
+    code = exit_code_of(error, command)
     # This machine's disks, or a word of the command line: no server's weights are on either.
     untouched = isinstance(error, OSError) or code is ExitCode.USAGE
     said = "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)

@@ -229,7 +229,7 @@ class AsyncClient:
         )
         budget = session.budget(within_s)
         # Copying takes its time.
-        make = partial(PushPayload, tensors, transport=Transport(transport), url=self.url)
+        make = partial(PushPayload, tensors, transport=transport, url=self.url)
         with await on_worker_thread(make) as payload:
             await self._driver.run(session.kind_of_server(budget))
             work = self._driver.run(push(session, payload, wanted, budget=budget))

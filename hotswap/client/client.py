@@ -214,7 +214,7 @@ class Client(Closing):
             update_id=update_id,
         )
         budget = session.budget(within_s)
-        with PushPayload(tensors, transport=Transport(transport), url=self.url) as payload:
+        with PushPayload(tensors, transport=transport, url=self.url) as payload:
             self._driver.run(session.kind_of_server(budget))
             with looked_at(session, self._http, source=payload.source, progress=progress):
                 return self._driver.run(push(session, payload, wanted, budget=budget))

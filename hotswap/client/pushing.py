@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 from hotswap.client.doubt import Aim, judge_refusal, look_before, reason_of
@@ -33,6 +33,8 @@ from hotswap.closing import Closing
 from hotswap.errors import UpdateRejected
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hotswap.push import SharedTensors
     from hotswap.types import Payload
 
@@ -43,9 +45,13 @@ _log = logging.getLogger("hotswap.client")
 _PATH = "/hotswap/v1/push"
 _ATTEMPTS = 3
 _POLL_S = 0.5
+_SCOPES = ("full", "partial")
 
-Tensors: TypeAlias = "Mapping[str, Payload] | Iterable[tuple[str, Payload]] | SharedTensors"
-"""What a push takes: tensors by name, pairs of both, or a ``hotswap.push.SharedTensors``."""
+Value: TypeAlias = "Payload | NDArray[Any]"
+
+Tensors: TypeAlias = "Mapping[str, Value] | Iterable[tuple[str, Value]] | SharedTensors"
+"""What a push takes: tensors of torch or arrays of numpy by name, pairs of both, or a
+``hotswap.push.SharedTensors``."""
 
 
 class Transport(StrEnum):
@@ -73,6 +79,8 @@ class PushRequest:
 
     def __post_init__(self) -> None:
         """Raises: ValueError, TypeError for what cannot be sent."""
+        if self.scope not in _SCOPES:
+            raise ValueError(f"scope {self.scope!r:.80}, wanted one of {', '.join(_SCOPES)}")
         check_labels(token_step=self.token_step, version=self.version, update_id=self.update_id)
 
     def labels(self, *, fenced: bool) -> dict[str, object]:
@@ -89,12 +97,36 @@ class PushRequest:
         return {name: value for name, value in told.items() if value is not None}
 
 
+def _transport(wanted: Transport | str) -> Transport:
+    if wanted not in list(Transport):
+        raise ValueError(f"transport {wanted!r:.80}, wanted one of {', '.join(Transport)}")
+    return Transport(wanted)
+
+
+def _payload(name: str, value: Any) -> Payload:
+    """``value`` as a tensor: of torch, of numpy, or whatever has a spec and can be read."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, np.ndarray):
+        # torch takes no array that may not be written to, although nobody writes here.
+        whole = value.flags.c_contiguous and value.flags.writeable
+        return torch.from_numpy(value if whole else value.copy())
+    if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
+        payload: Payload = value
+        return payload
+    raise TypeError(
+        f"tensor {name!r:.200} is a {type(value).__name__}, wanted a torch.Tensor or a numpy array"
+    )
+
+
 class PushPayload(Closing):
     """Tensors as they are sent; holds shared memory until it is closed. Blocking: it copies."""
 
-    def __init__(self, tensors: Tensors, *, transport: Transport, url: str) -> None:
-        """Raises: ValueError for tensors that cannot be sent, OSError when ``/dev/shm`` has no
+    def __init__(self, tensors: Tensors, *, transport: Transport | str, url: str) -> None:
+        """Raises: ValueError, TypeError for what cannot be sent, OSError when ``/dev/shm`` has no
         room and nothing but shared memory will do."""
+        transport = _transport(transport)
         # Only who pushes needs torch.
         from hotswap.push import SafetensorsBody, SharedTensors
 
@@ -105,9 +137,12 @@ class PushPayload(Closing):
             items = list[tuple[str, "Payload"]](tensors.tensors.items())
             self.shared = tensors if transport is not Transport.BODY else None
         else:
-            items = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+            pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+            items = [(name, _payload(name, value)) for name, value in pairs]
             if self.must_share or (transport is Transport.AUTO and _is_here(url)):
                 self.shared, self._owned = self._copied(items), True
+        if not items:
+            raise ValueError("a push without a tensor changes nothing; wanted one at least")
         self.count: int = len(items)
         # What the server calls the update.
         self.source: str = f"a push of {self.count} tensors"

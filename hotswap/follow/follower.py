@@ -346,7 +346,9 @@ class Follower:
         stamp, live, seen = self._server.stamp, self._mark, self._ahead.seen
         trouble = self._failure or self._ahead.trouble_with()
         is_displaced = self._live.is_displaced(stamp)
-        state = self._state(is_displaced=is_displaced, trouble=trouble)
+        behind = seen.behind(self._live.last.version)
+        is_newest = trouble is None and not behind.versions and self._mark == self._ahead.held
+        state = self._state(is_displaced=is_displaced, trouble=trouble, is_newest=is_newest)
         reason = None if trouble is None else str(trouble) or type(trouble).__name__
         if state is FollowState.DISPLACED:
             reason = (
@@ -364,7 +366,7 @@ class Follower:
             pulled=None if self._ahead.held is None else self._ahead.held.version,
             live=None if live is None else live.version,
             target=self._target,
-            behind=seen.behind(self._live.last.version),
+            behind=behind,
             is_displaced=is_displaced,
             reached=self._reached,
             ready_version=self.options.ready_version,
@@ -372,14 +374,16 @@ class Follower:
             failures=self._failures,
         )
 
-    def _state(self, *, is_displaced: bool, trouble: Exception | None) -> FollowState:
+    def _state(
+        self, *, is_displaced: bool, trouble: Exception | None, is_newest: bool
+    ) -> FollowState:
         states = {
             FollowState.PULLING: self._target is not None,
             FollowState.COMMITTING: self._committing,
             FollowState.FAILING: self._failure is not None,
             FollowState.DISPLACED: is_displaced,
             FollowState.LOOKING: not self._looks,
-            FollowState.CURRENT: trouble is None and self._mark == self._ahead.held,
+            FollowState.CURRENT: is_newest,
             FollowState.WAITING: trouble is None,
         }
         return next((state for state, holds in states.items() if holds), FollowState.FAILING)

@@ -60,6 +60,12 @@ class FollowOptions:
                 f"follow-local {local} is the model too, wanted a directory of its own: pulls "
                 "write into it, and begin from the model"
             )
+        for what, other in (("the model", base), ("the source", source)):
+            if isinstance(other, Path) and _lie_in_one_another(local, other):
+                raise ValueError(
+                    f"follow-local {local} and {what} {other} lie in one another, and pulls "
+                    "would write into it; wanted a directory apart"
+                )
         return cls(
             source=source,
             local=local,
@@ -69,6 +75,11 @@ class FollowOptions:
             ready_version=_version(str(values["follow-ready-version"])),
             pause_mode=PauseMode(str(values["follow-pause-mode"])),
         )
+
+
+def _lie_in_one_another(one: Path, other: Path) -> bool:
+    other = Path(os.path.realpath(other))
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _local(values: Mapping[str, object], source: Place, base: Path) -> Path:

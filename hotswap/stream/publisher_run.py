@@ -13,7 +13,7 @@ import msgspec
 
 from hotswap.errors import UpdateRejected
 from hotswap.stream.disk import Disk
-from hotswap.stream.errors import StreamError
+from hotswap.stream.errors import LocalBusy, StreamError
 from hotswap.stream.layout import published_versions
 from hotswap.stream.lock import exclusive
 from hotswap.stream.objects import Objects
@@ -52,10 +52,9 @@ def open_run(
     disk.make_directory(Reserved(home).home)
     try:
         held.enter_context(exclusive(home, timeout_s=0))
-    except StreamError as error:
+    except LocalBusy as error:
         raise StreamError(
-            f"{source}: another publisher is at work there ({error}); end it first, or publish "
-            "elsewhere"
+            f"{source}: another publisher is at work there; end it first, or publish elsewhere"
         ) from error
     run = Run(name=name, base_digest=_base_digest(base_dir))
     versions = published_versions(source)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotswap.stream.errors import StreamError
+from hotswap.stream.place import Place
 
-__all__ = ["Told", "given_owners", "whole_owners"]
+__all__ = ["Told", "check_some", "given_owners", "whole_owners"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,12 @@ def whole_owners(told: Sequence[Told], model: Iterable[str]) -> dict[str, int]:
     for name in model:
         owner.setdefault(name, 0)
     return owner
+
+
+def check_some(given: Mapping[str, int], source: Place) -> None:
+    """Raises: StreamError where nothing is ``given`` of a first version, by no rank."""
+    if not given:
+        raise StreamError(
+            f"{source}: no tensor was given, wanted all of the model's: the first version is a "
+            "checkpoint"
+        )

@@ -31,7 +31,7 @@ from hotswap.stream.publisher_tensors import HostTensor
 from hotswap.stream.source import Source
 from hotswap.stream.stored import StoredTensor, StoredTensors, opened_seed
 
-__all__ = ["Snapshot", "any_names", "names_at", "restored"]
+__all__ = ["Snapshot", "any_names", "check_in_base", "names_at", "restored"]
 
 Snapshot: TypeAlias = dict[str, HostTensor]
 """Tensors by name, in memory of their own."""
@@ -48,6 +48,16 @@ def names_at(source: Place, version: int, *, base_dir: Path | None) -> tuple[str
         return tuple(begin.tensors)
 
 
+def check_in_base(snapshot: Snapshot, source: Place, base_dir: Path) -> None:
+    """Raises: StreamError for what readers, who begin with the base, would not have."""
+    unknown = sorted(snapshot.keys() - set(names_at(source, 0, base_dir=base_dir)))
+    if unknown:
+        raise StreamError(
+            f"tensor {unknown[0]!r:.200} ({len(unknown)} in all) is not in the base checkpoint "
+            f"{base_dir}, which servers are started with; give the base_dir of this model"
+        )
+
+
 def restored(
     source: Place, version: int, *, base_dir: Path | None, names: Collection[str], pool: Executor
 ) -> Snapshot:
@@ -61,7 +71,8 @@ def restored(
         if unknown:
             raise StreamError(
                 f"{source}: version {version} has no tensor {unknown[0]!r:.200} "
-                f"({len(unknown)} in all); another model is another stream"
+                f"({len(unknown)} in all); another model is another stream, and a tied tensor has "
+                "the name that the stream has"
             )
         versions = deltas()
         by_tensor = grouped(versions)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hotswap.stream.errors import StreamError
 from hotswap.stream.frames import Bytes
+from hotswap.stream.stored import is_text
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +66,24 @@ def host_tensors(named: NamedTensors, *, ahead: int = 2) -> Iterator[HostTensor]
     for name, value in named.items() if isinstance(named, Mapping) else named:
         if name in seen:
             raise StreamError(f"tensor {name!r:.200} comes twice, wanted each name once")
+        _check_name(name)
         seen.add(name)
         waiting.append(_started(name, value))
         if len(waiting) > ahead:
             yield waiting.popleft()()
     while waiting:
         yield waiting.popleft()()
+
+
+def _check_name(name: object) -> None:
+    """Raises: TypeError, StreamError for what no reader could read back."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor is {name!r:.200}, wanted a text")
+    if name == "__metadata__" or not is_text(name):
+        raise StreamError(
+            f"tensor {name!a:.200} cannot be published: the format keeps __metadata__ for itself, "
+            "and names are UTF-8; rename it"
+        )
 
 
 def _started(name: str, value: object) -> Callable[[], HostTensor]:

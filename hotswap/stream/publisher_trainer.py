@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +37,10 @@ from hotswap.stream.publisher_files import AnyDraft, Blob, draft_of
 from hotswap.stream.publisher_prune import prune
 from hotswap.stream.publisher_ranks import Alone, Ranks, agreed
 from hotswap.stream.publisher_run import open_run
-from hotswap.stream.publisher_share import Told, given_owners, whole_owners
-from hotswap.stream.publisher_snapshot import Snapshot, names_at, restored
+from hotswap.stream.publisher_share import Told, check_some, given_owners, whole_owners
+from hotswap.stream.publisher_snapshot import Snapshot, check_in_base, names_at, restored
 from hotswap.stream.publisher_tensors import HostTensor, NamedTensors
+from hotswap.stream.publisher_ties import without_ties
 from hotswap.stream.publisher_version import Whole, write_delta, write_full
 
 if TYPE_CHECKING:
@@ -168,15 +170,18 @@ class Publisher(Closing):
                 f"{self!r} has something to compare with already; start_from is for the beginning"
             )
         self._check_open()
+        named_tensors = without_ties(named_tensors, self._known())
         snapshot, _ = copied(named_tensors, self._made(Tally(self._progress)))
-        self._check_in_base(snapshot)
+        if self._base_dir is not None:
+            check_in_base(snapshot, self.source, self._base_dir)
         self._snapshot = snapshot
 
     def publish(self, named_tensors: NamedTensors) -> Published:
         """Publish ``named_tensors`` as the next version; returns when readers can see it.
 
         They must not change until then. What is not given stays as it was. Each rank gives the
-        tensors that it has; a name of several ranks is written once.
+        tensors that it has; a name of several ranks is written once. A tied tensor is given under
+        any of its names that the stream has; those that it lacks may be there too.
 
         Raises: StreamError, TypeError, OSError: nothing became visible unless ``version`` moved.
         """
@@ -187,6 +192,8 @@ class Publisher(Closing):
         number, first = self.version + 1, self._is_first
         (snapshot, diff), told = self._compared(named_tensors, made)
         given = given_owners(told)
+        if first:
+            check_some(given, self.source)
         if not first:
             # What another rank has now is no longer this one's to remember.
             for name in (snapshot.keys() & given.keys()) - diff.checksums.keys():
@@ -227,17 +234,11 @@ class Publisher(Closing):
                 "goes on where this one ended"
             )
 
-    def _check_in_base(self, snapshot: Snapshot) -> None:
-        """Raises: StreamError for what readers, who begin with the base, would not have."""
-        if self._base_dir is None:
-            return
-        names = names_at(self.source, 0, base_dir=self._base_dir)
-        unknown = sorted(snapshot.keys() - set(names))
-        if unknown:
-            raise StreamError(
-                f"tensor {unknown[0]!r:.200} ({len(unknown)} in all) is not in the base checkpoint "
-                f"{self._base_dir}, which servers are started with; give the base_dir of this model"
-            )
+    def _known(self) -> Callable[[], Collection[str]] | None:
+        """What has the names of the stream; None where there is nothing yet that has some."""
+        if not self.version and self._base_dir is None:
+            return None
+        return partial(names_at, self.source, self.version, base_dir=self._base_dir)
 
     @property
     def _is_first(self) -> bool:
@@ -260,8 +261,7 @@ class Publisher(Closing):
 
     def _from_rank_0(self, version: Callable[[], int]) -> int:
         _, answers = agreed(self._ranks, version, told=lambda found: {"version": found})
-        found: int = answers[0]["version"]
-        return found
+        return int(answers[0]["version"])
 
     def _made(self, tally: Tally) -> Made:
         return Made(
@@ -276,11 +276,12 @@ class Publisher(Closing):
         self, named: NamedTensors, made: Made
     ) -> tuple[tuple[Snapshot, Diff], list[Told]]:
         def compare() -> tuple[Snapshot, Diff]:
-            snapshot = None if self._is_first else self._remembered(named, made)
-            with made.tally.phase("diff", total_bytes=_size_of(named)):
+            mine = without_ties(named, self._known())
+            snapshot = None if self._is_first else self._remembered(mine, made)
+            with made.tally.phase("diff", total_bytes=_size_of(mine)):
                 if snapshot is None:
-                    return copied(named, made)
-                return snapshot, diff_of(named, snapshot, made)
+                    return copied(mine, made)
+                return snapshot, diff_of(mine, snapshot, made)
 
         def told(found: tuple[Snapshot, Diff]) -> Mapping[str, object]:
             snapshot, diff = found
@@ -295,10 +296,11 @@ class Publisher(Closing):
 
     def _remembered(self, named: NamedTensors, made: Made) -> Snapshot:
         """The snapshot, with what ``named`` has and it lacks read back from the stream."""
-        if self._snapshot is None and not isinstance(named, Mapping):
-            names = set(names_at(self.source, self.version, base_dir=self._base_dir))
-        else:
-            names = set(named if isinstance(named, Mapping) else ())
+        if isinstance(named, Mapping):
+            names = set(named)
+        else:  # what it has shows only as it is gone through
+            known = self._known()
+            names = set[str]() if known is None else set(known())
         snapshot = {} if self._snapshot is None else self._snapshot
         missing = names - snapshot.keys()
         if missing:

@@ -32,8 +32,6 @@ def a_retryable(error: errors.HotswapError) -> errors.HotswapError:
         (stream.LocalBusy("x"), ExitCode.NO_ANSWER),
         (stream.VersionMissing("x"), ExitCode.FAILED),
         (stream.DiskFull("x"), ExitCode.FAILED),
-        (stream.LocalDamaged("x"), ExitCode.NOT_WHOLE),
-        (a_retryable(stream.LocalDamaged("x")), ExitCode.NOT_WHOLE),
         (errors.UpdateFailed("x"), ExitCode.NOT_WHOLE),
         (OutcomeUnknown("x"), ExitCode.UNKNOWN),
         (StillPaused("x"), ExitCode.STILL_PAUSED),
@@ -44,6 +42,17 @@ def a_retryable(error: errors.HotswapError) -> errors.HotswapError:
 )
 def test_a_code_for_each(error: BaseException, code: ExitCode) -> None:
     assert exit_code_of(error) is code
+
+
+@pytest.mark.parametrize("command", ["pull", "verify", "inspect", "materialize"])
+def test_a_damaged_copy_is_what_a_pull_leaves(command: str) -> None:
+    for error in (stream.LocalDamaged("x"), a_retryable(stream.LocalDamaged("x"))):
+        assert exit_code_of(error, command) is ExitCode.NOT_WHOLE
+
+
+@pytest.mark.parametrize("command", ["update", "push", "commit", "watch", None])
+def test_a_damaged_copy_is_no_torn_server(command: str | None) -> None:
+    assert exit_code_of(stream.LocalDamaged("x"), command) is ExitCode.FAILED
 
 
 def test_a_server_that_stays_paused_after_a_rejected_update() -> None:

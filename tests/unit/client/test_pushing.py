@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -212,3 +213,39 @@ def test_inside_a_fence_nothing_is_paused_and_labels_that_are_not_said_are_not_s
         pushed(script, payload, wanted)
     said = "scope=partial&flush_cache=false&token_step=3&update_id=mine"
     assert script.paths == ["/status", f"{PATH}?{said}"]
+
+
+@pytest.mark.parametrize("url", [HERE, AWAY])
+def test_arrays_of_numpy_are_tensors_too(url: str) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    given = {"a": array, "turned": array.T, "fixed": fixed}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in given.items()}
+    with (
+        PushPayload(given, transport=Transport.BODY, url=url) as arrays,
+        PushPayload(tensors, transport=Transport.BODY, url=url) as same,
+    ):
+        assert b"".join(arrays.body) == b"".join(same.body)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "transport", "error", "named"),
+    [
+        ({"a": [1.0]}, "auto", TypeError, "tensor 'a' is a list, wanted a torch.Tensor or a numpy"),
+        ({"a": None}, "body", TypeError, "tensor 'a' is a NoneType, wanted"),
+        ({}, "auto", ValueError, "a push without a tensor changes nothing"),
+        (TENSORS, "ipc", ValueError, "'ipc', wanted one of auto, body, shared_memory"),
+        (TENSORS, None, ValueError, "None, wanted one of auto, body, shared_memory"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    tensors: Any, transport: Any, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        PushPayload(tensors, transport=transport, url=HERE)
+
+
+def test_a_scope_that_is_none_costs_no_copy() -> None:
+    with pytest.raises(ValueError, match="scope 'some', wanted one of full, partial"):
+        PushRequest(scope="some")

@@ -174,6 +174,15 @@ async def test_pruned_versions_are_no_trouble(tmp_path: Path) -> None:
         assert (seen.state, seen.live, on.holds(4)) == ("current", 4, True)
 
 
+async def test_a_version_that_went_before_is_not_the_newest(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, "xor", "xor", "xor")
+    async with following(stream, pace=MANUAL) as on:
+        await on.until(lambda status: status.reached)
+        await on.follower.commit(2, wait_s=60)
+        seen = on.follower.status
+        assert (seen.state, seen.live, seen.newest, seen.behind.versions) == ("waiting", 2, 3, 1)
+
+
 async def test_another_run_in_the_same_place(tmp_path: Path) -> None:
     stream = Stream(tmp_path, "xor", "xor", "xor")
     async with following(stream) as on:

@@ -67,6 +67,12 @@ def test_what_is_told(tmp_path: Path) -> None:
     [
         ({"model": None}, "follow needs model"),
         ({"follow_local": "/models/a"}, "follow-local /models/a is the model too"),
+        ({"follow_local": "/models/a/in"}, "and the model /models/a lie in one another"),
+        ({"follow_local": "/models"}, "and the model /models/a lie in one another"),
+        (
+            {"follow": "/streams/a", "follow_local": "/streams/a/in"},
+            "and the source /streams/a lie in one another",
+        ),
         ({"follow_ready_version": "latest"}, "wanted newest, or the number of a version"),
         ({"follow_ready_version": "9" * 19}, "wanted newest, or the number of a version"),
     ],

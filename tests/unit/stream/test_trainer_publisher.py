@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -334,3 +334,34 @@ assert "starlette" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_iterable_of_what_was_not_given_before(trainer: Trainer) -> None:
+    state = after_step(trainer.states[0], 1)
+    first, *others = sorted(state)
+    with Publisher(trainer.source, run="a", base_dir=trainer.base, threads=1) as publisher:
+        publisher.publish({first: state[first]})
+        publisher.publish((name, state[name]) for name in others)
+    trainer.states += [{**trainer.states[0], first: state[first]}, state]
+    trainer.check(1, name="first")
+    trainer.check()
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
+def test_a_name_that_nobody_could_read_back(name: str, trainer: Trainer) -> None:
+    with Publisher(trainer.source, run="a", base_dir=trainer.base, threads=1) as publisher:
+        with pytest.raises(StreamError, match="cannot be published: the format keeps"):
+            publisher.publish(iter([(name, trainer.states[0]["embed.weight"])]))
+        with pytest.raises(TypeError, match="the name of a tensor is 7, wanted a text"):
+            publisher.publish(cast(Any, iter([(7, torch.ones(1))])))
+    assert not published_versions(trainer.source)
+
+
+def test_a_first_version_of_nothing(trainer: Trainer) -> None:
+    """An exhausted generator, say."""
+    with Publisher(trainer.source, run="a", threads=1) as publisher:
+        nothings: list[Any] = [{}, iter(())]
+        for nothing in nothings:
+            with pytest.raises(StreamError, match="no tensor was given, wanted all of the model's"):
+                publisher.publish(nothing)
+        assert publisher.publish(trainer.states[0]).version == 1
