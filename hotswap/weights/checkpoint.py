@@ -80,11 +80,7 @@ class Checkpoint(Closing):
         with ExitStack() as undo:
             with Folder.open(directory, allowed=allowed) as folder:
                 if "config.json" not in folder.names():
-                    raise UpdateRejected(
-                        f"config.json: cannot be read from {folder.path}, which has none; put the "
-                        "model's beside the weights (a server that embeds hotswap around a module "
-                        "of its own takes one with {} in it)"
-                    )
+                    raise UpdateRejected(_without_config(folder))
                 config = folder.read_object("config.json")
                 generation = _read_if_there(folder, "generation_config.json")
                 layout = find_layout(folder)
@@ -155,6 +151,29 @@ class Checkpoint(Closing):
                 bucket, held_bytes = [], 0
         if bucket:
             yield bucket
+
+
+def _without_config(folder: Folder) -> str:
+    """What is wrong with a directory that has no config.json."""
+    from hotswap.stream.layout import version_named
+
+    versions = [n for n in map(version_named, folder.names()) if n is not None]
+    if versions:
+        return (
+            f"{folder.path}: is no checkpoint but a source of published versions, up to "
+            f"{max(versions)}; hotswap pull makes a checkpoint of one, and POST /pull_weights, and "
+            "delta-pull as load strategy"
+        )
+    if version_named(Path(folder.path).name) is not None:
+        return (
+            f"{folder.path}: is one version of a stream, and has no config.json; hotswap pull "
+            "makes a checkpoint of it and what it builds on"
+        )
+    return (
+        f"config.json: cannot be read from {folder.path}, which has none; put the model's beside "
+        "the weights (a server that embeds hotswap around a module of its own takes one with {} "
+        "in it)"
+    )
 
 
 def _read_if_there(folder: Folder, name: str) -> dict[str, object] | None:

@@ -198,3 +198,27 @@ def test_index_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     text = f'{{"weight_map": {{"w": {json.dumps(S1)}, "w": {json.dumps(S2)}}}}}'
     (directory / "model.safetensors.index.json").write_text(text)
     assert "'w' appears twice" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds", "told"),
+    [
+        (
+            "stream",
+            "weight_v000012",
+            "is no checkpoint but a source of published versions, up to 12",
+        ),
+        (
+            "weight_v000003",
+            "model.safetensors.index.json",
+            "is one version of a stream, and has no",
+        ),
+    ],
+)
+def test_what_belongs_to_a_stream_says_so(name: str, holds: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / name / holds).mkdir(parents=True)
+    with pytest.raises(UpdateRejected) as caught:
+        Checkpoint.open(tmp_path / name)
+    assert told in str(caught.value)
+    assert "hotswap pull" in str(caught.value)
+    assert not caught.value.retryable
