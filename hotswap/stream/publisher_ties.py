@@ -40,6 +40,10 @@ def _memory_of(value: object) -> Hashable | None:
         return None
     if value.layout != torch.strided or value.device.type == "meta":
         return None
+    try:
+        begin = value.data_ptr()
+    except (RuntimeError, NotImplementedError):  # one that stands for parts elsewhere has no memory
+        return None
     bits = value.is_neg(), value.is_conj()
-    at = str(value.device), value.data_ptr()
-    return (*at, value.dtype, tuple(value.shape), value.stride(), *bits)
+    at = str(value.device), begin, value.dtype, tuple(value.shape), value.stride(), *bits
+    return at if begin else None

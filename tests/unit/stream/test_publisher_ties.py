@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hotswap.stream import Publisher, StreamError
+from hotswap.stream.publisher_ties import without_ties
 from tests.unit.stream.trained import State, Trainer, bytes_in, pulled
 
 
@@ -76,3 +77,17 @@ def test_an_iterable_is_taken_as_it_comes(trainer: Trainer) -> None:
         assert publisher.publish(iter(trainer.states[0].items())).changed == 0
         with pytest.raises(StreamError, match=r"head\.weight"):
             publisher.publish(iter(tied(trainer.states[0]).items()))
+
+
+def test_what_has_no_memory_is_tied_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (torch.ones(3, device="meta"), torch.ones(3).to_sparse(), torch.ones(0)):
+        given = {"a": value, "b": value}
+        assert without_ties(given, lambda: ["a"]) is given
+
+    def nowhere(_: torch.Tensor) -> int:
+        raise RuntimeError("there is no storage")  # as of one that stands for parts elsewhere
+
+    whole = torch.ones(3)
+    assert without_ties({"a": whole, "b": whole}, lambda: ["a"]) == {"a": whole}
+    monkeypatch.setattr(torch.Tensor, "data_ptr", nowhere)
+    assert without_ties({"a": whole, "b": whole}, lambda: ["a"]) == {"a": whole, "b": whole}
