@@ -60,7 +60,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.long  # it builds wheels and installs them
 def test_packages_of_the_template_work_beside_the_wheel(tmp_path: Path) -> None:
     sources = copy_sources(tmp_path / "sources")
     wheels = tmp_path / "wheels"
