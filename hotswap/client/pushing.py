@@ -108,10 +108,10 @@ def _payload(name: str, value: Any) -> Payload:
     import numpy as np
     import torch
 
+    from hotswap.stream.publisher_tensors import tensor_of
+
     if isinstance(value, np.ndarray):
-        # torch takes no array that may not be written to, although nobody writes here.
-        whole = value.flags.c_contiguous and value.flags.writeable
-        return torch.from_numpy(value if whole else value.copy())
+        return tensor_of(value)
     if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
         payload: Payload = value
         return payload

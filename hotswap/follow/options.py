@@ -11,6 +11,7 @@ from typing import Self
 
 from hotswap.pulls.copy_name import copy_name
 from hotswap.stream.place import Place, absolute_place
+from hotswap.stream.places import lie_in_one_another
 from hotswap.types import PauseMode
 
 __all__ = ["CommitPace", "FollowOptions"]
@@ -61,7 +62,7 @@ class FollowOptions:
                 "write into it, and begin from the model"
             )
         for what, other in (("the model", base), ("the source", source)):
-            if isinstance(other, Path) and _lie_in_one_another(local, other):
+            if isinstance(other, Path) and lie_in_one_another(local, Path(os.path.realpath(other))):
                 raise ValueError(
                     f"follow-local {local} and {what} {other} lie in one another, and pulls "
                     "would write into it; wanted a directory apart"
@@ -75,11 +76,6 @@ class FollowOptions:
             ready_version=_version(str(values["follow-ready-version"])),
             pause_mode=PauseMode(str(values["follow-pause-mode"])),
         )
-
-
-def _lie_in_one_another(one: Path, other: Path) -> bool:
-    other = Path(os.path.realpath(other))
-    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _local(values: Mapping[str, object], source: Place, base: Path) -> Path:

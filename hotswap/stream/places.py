@@ -13,7 +13,7 @@ from hotswap.stream.place import Place
 from hotswap.stream.state import Reserved
 from hotswap.weights.roots import Allowed, Roots
 
-__all__ = ["Places"]
+__all__ = ["Places", "lie_in_one_another"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,16 @@ class Places:
             )
 
     def _check_apart(self, local: Path, what: str, path: Path) -> None:
-        other = _real(path)
-        if local.is_relative_to(other) or other.is_relative_to(local):
+        if lie_in_one_another(local, _real(path)):
             raise OutsideRoots(
                 f"local_checkpoint_dir {str(self.local)!r:.200} and {what} {str(path)!r:.200} lie "
                 "in one another, and a pull would write into it; choose a directory apart"
             )
+
+
+def lie_in_one_another(one: Path, other: Path) -> bool:
+    """Whether one of two real paths is within the other, or is it."""
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _real(path: Path) -> Path:

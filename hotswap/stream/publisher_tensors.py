@@ -22,7 +22,7 @@ from hotswap.stream.stored import is_text
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostTensor", "NamedTensors", "host_tensors", "width_of"]
+__all__ = ["HostTensor", "NamedTensors", "host_tensors", "tensor_of", "width_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,7 @@ def _started(name: str, value: object) -> Callable[[], HostTensor]:
     import torch
 
     if isinstance(value, np.ndarray):
-        # torch takes no array that may not be written to, although nobody writes here.
-        whole = value.flags.c_contiguous and value.flags.writeable
-        value = torch.from_numpy(value if whole else value.copy())
+        value = tensor_of(value)
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"tensor {name!r:.200} is a {type(value).__name__}, wanted a torch.Tensor or a numpy "
@@ -114,6 +112,15 @@ def _started(name: str, value: object) -> Callable[[], HostTensor]:
         return HostTensor(name=name, dtype=dtype, shape=shape, content=content)
 
     return host
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """``array`` for who only reads: its own memory, or a copy where torch takes no view of it."""
+    import torch
+
+    # torch takes no array that may not be written to, although nobody writes here.
+    whole = array.flags.c_contiguous and array.flags.writeable
+    return torch.from_numpy(array if whole else array.copy())
 
 
 def _dtype_name(name: str, value: torch.Tensor) -> str:
