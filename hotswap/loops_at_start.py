@@ -18,6 +18,7 @@ from hotswap.sparse.kernel import scatter_words
 from hotswap.stream.fused import load_fused
 from hotswap.stream.gap_layout import GapHead, Sparse, count_gaps, escape_of, join_two
 from hotswap.stream.gap_native import NativeSteps, NativeTurns
+from hotswap.stream.several import load_several
 from hotswap.stream.xor_native import is_worth_it, xor
 
 __all__ = ["load_loops"]
@@ -37,7 +38,8 @@ def load_loops(tensor_bytes: Iterable[int]) -> bool:
         return False
     xor(np.zeros(8, np.uint8), np.zeros(8, np.uint8), native=True)
     changes = [_one_change(width, gap_width) for width, gap_width in product(_WIDTHS, (1, 2))]
-    load_fused(changes)
+    load_fused(_WIDTHS)
+    load_several(_WIDTHS)
     for change in changes:
         for steps in (NativeSteps(change), NativeTurns([change])):
             steps.apply(np.zeros(8, np.uint8))

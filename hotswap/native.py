@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from hotswap.native_cache import share_cache
 from hotswap.native_calls import make_callable
 
 __all__ = ["compiled", "has_native"]
@@ -47,4 +48,5 @@ def compiled(
         numba.extending.register_jitable(function)
     # Without the GIL: a thread for each core works on arrays of its own.
     ready: Callable[..., Any] = numba.njit(nogil=not brief, cache=True)(kernel)
+    share_cache(ready)
     return ready

@@ -1,13 +1,16 @@
 """Appending versions to the log of a local checkpoint: its files stay as they are.
 
-Rule: the new tensors are made in memory, piece by piece, and verified; then the blobs are
-written, as they were published, and once they are durable the log says so in one step.
+Rule: the new tensors are made in memory, piece by piece, and verified, while the blobs are
+written, as they were published; once both is done, and they are durable, the log says so in one
+step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from hotswap.sparse.cache import PatchCache
 from hotswap.stream.apply import grouped
@@ -15,7 +18,7 @@ from hotswap.stream.blobs import Delta
 from hotswap.stream.in_files import OpenLocal, recording
 from hotswap.stream.in_place import stage_changes
 from hotswap.stream.layout import DeltaIndex
-from hotswap.stream.log import LOG_FORMAT, Holding, Log
+from hotswap.stream.log import LOG_FORMAT, Holding, Log, LoggedVersion
 from hotswap.stream.log_files import write_version
 from hotswap.stream.state import digest_of, read_text
 
@@ -56,19 +59,17 @@ def append(
 
     Raises: DeltaDamaged, LocalDamaged, LocalBusy, OSError.
     """
-    local = here.local
+    local, written = here.local, list(here.held.versions)
     with recording(here, patches) as recorder:
         staging = here.staging(recorder=recorder)
-        stage_changes(here.stored, grouped(versions), staging)
+        write = partial(_write, here, indexes, versions, digest, written)
+        try:
+            stage_changes(here.stored, grouped(versions), staging, beside=write)
+        except BaseException:
+            with suppress(OSError):
+                local.clear_log()
+            raise
         with local.tally.phase("log"):
-            local.begin_log()
-            written = list(here.held.versions)
-            for number, (index, deltas) in enumerate(zip(indexes, versions, strict=True), 1):
-                known = digest if number == len(indexes) else None
-                one = write_version(local.paths, local.disk, index, deltas, digest=known)
-                local.tally.through(written=one.size_bytes)
-                written.append(one)
-            local.disk.sync_directory(local.paths.log)
             before = {} if here.held.log is None else here.held.log.tensors
             local.append(
                 Log(
@@ -79,3 +80,21 @@ def append(
                     tensors={**before, **staging.digests},
                 )
             )
+
+
+def _write(
+    here: OpenLocal,
+    indexes: Sequence[DeltaIndex],
+    versions: Sequence[Mapping[str, Delta]],
+    digest: str,
+    written: list[LoggedVersion],
+) -> None:
+    """Make the blobs durable, in files that nothing names yet. Raises: OSError."""
+    local = here.local
+    local.begin_log()
+    for number, (index, deltas) in enumerate(zip(indexes, versions, strict=True), 1):
+        known = digest if number == len(indexes) else None
+        one = write_version(local.paths, local.disk, index, deltas, digest=known)
+        local.tally.through(written=one.size_bytes)
+        written.append(one)
+    local.disk.sync_directory(local.paths.log)

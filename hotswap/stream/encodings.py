@@ -32,6 +32,7 @@ __all__ = [
     "hasher_for",
     "max_compressed_bytes",
     "overwrites",
+    "xor_change",
 ]
 
 _POSITION_BYTES = 4
@@ -163,6 +164,17 @@ def hasher_for(encoding: Encoding, checksum_format: str) -> Hasher:
     return make(checksum_format)
 
 
+def xor_change(blob: memoryview, length: int, *, where: str) -> Bytes:
+    """All of an xor ``blob`` for a tensor of ``length`` bytes. Raises: DeltaDamaged."""
+    payload = _decompress(blob, at_most=length, where=where)
+    if len(payload) != length:
+        raise DeltaDamaged(
+            f"{where}: an xor delta of {len(payload)} bytes, but the tensor has {length}; "
+            "publish it again"
+        )
+    return np.frombuffer(payload, np.uint8)
+
+
 def _max_payload(encoding: Encoding, length: int) -> int:
     if encoding is not Encoding.OVERWRITE:
         return length
@@ -195,13 +207,7 @@ def _check_size(size: int, at_most: int, where: str) -> None:
 
 
 def _apply_xor(blob: memoryview, tensor: Bytes, where: str) -> None:
-    payload = _decompress(blob, at_most=len(tensor), where=where)
-    if len(payload) != len(tensor):
-        raise DeltaDamaged(
-            f"{where}: an xor delta of {len(payload)} bytes, but the tensor has {len(tensor)}; "
-            "publish it again"
-        )
-    np.bitwise_xor(tensor, np.frombuffer(payload, np.uint8), out=tensor)
+    np.bitwise_xor(tensor, xor_change(blob, len(tensor), where=where), out=tensor)
 
 
 def _apply_gap(blob: memoryview, tensor: Bytes, where: str) -> None:

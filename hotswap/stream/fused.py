@@ -8,9 +8,8 @@ installed and the library of ``xxhash`` shows its functions; else the steps do t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +21,7 @@ from hotswap.stream.blobs import Delta
 from hotswap.stream.encodings import Bytes, Encoding
 from hotswap.stream.gap_layout import Sparse, Values
 from hotswap.stream.gap_memory import GapMemory
-from hotswap.stream.gap_native import NativeTurns
+from hotswap.stream.gap_table import Table
 from hotswap.stream.native_hash import Hash, addresses, has_native_hash
 from hotswap.stream.piecewise import decoded
 from hotswap.stream.stored import StoredTensor
@@ -30,7 +29,7 @@ from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_native import word_room
 from hotswap.stream.xor_steps import WHOLE_BYTES, XorSteps
 
-__all__ = ["PASSING_BYTES", "Fused", "load_fused"]
+__all__ = ["LOOPS", "PASSING_BYTES", "Fused", "is_worth_fusing", "load_fused"]
 
 PASSING_BYTES = 2**18
 """In the second-level cache at once."""
@@ -41,15 +40,25 @@ _LEAST_BYTES = 2**20
 _one_decodes = threading.Lock()
 """Short steps of Python, that several threads would only hinder each other in."""
 
-_CALLED = (
+
+def is_worth_fusing(length: int) -> bool:
+    """Whether a tensor of ``length`` bytes is done in few calls, and they can be made here."""
+    return length >= _LEAST_BYTES and has_native_hash()
+
+
+LOOPS = (
+    gap_kernels.change_untold,
     gap_kernels.change_in_turn,
     gap_kernels.change_elements,
+    gap_kernels.change_told,
     gap_kernels.read_all,
     gap_kernels.xor_told,
     gap_kernels.xor_untold,
 )
+"""What ``read_change_hash`` calls."""
 
 _NONE: Words = np.empty(0, np.intp)
+_NO_FRESH: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Fused:
@@ -72,7 +81,7 @@ class Fused:
         self._dense = dense
         whole = None if dense is None else dense.whole
         self._change = np.empty(0, np.uint8) if whole is None else whole
-        self._turns = NativeTurns(sparse) if sparse else None
+        self._table = Table(sparse)
         self._width = sparse[0].head.width if sparse else _widest(tensor.span.length)
         self._told, self._done = told, 0
 
@@ -93,7 +102,7 @@ class Fused:
         ``told``: which words the last of them changes is asked for.
         """
         length, encodings = tensor.span.length, [delta.encoding for delta in deltas]
-        if length < _LEAST_BYTES or Encoding.OVERWRITE in encodings or not has_native_hash():
+        if Encoding.OVERWRITE in encodings or not is_worth_fusing(length):
             return None
         if encodings.count(Encoding.XOR) > 1:
             return None
@@ -134,46 +143,34 @@ class Fused:
             min(PASSING_BYTES // width, len(room)),
             begin // width,
             self._change[begin : begin + span].view(room.dtype),
-            *(self._turns.arguments if self._turns is not None else _none(width)),
+            self._table.rows,
             words,
+            _NO_FRESH,
         )
         self._done += span
         return words[:touched] if done == count else None
 
     def finish(self) -> str:
         """The xxh3-128 of everything. Raises: DeltaDamaged."""
-        for one in (self._turns, self._dense):
-            if one is not None:
-                one.finish()
+        if self._dense is not None:
+            self._dense.finish()
         return self._hash.hexdigest()
 
 
-def load_fused(changes: Sequence[Sparse]) -> None:
-    """Load what is called for changes of the kinds of ``changes``, and for dense ones."""
+def load_fused(widths: Iterable[int]) -> None:
+    """Load what is called for elements of ``widths`` bytes, and for what changes as words."""
     if not has_native_hash():
         return
-    for change in (None, *changes):
-        arguments = _none(WORD_BYTES) if change is None else NativeTurns([change]).arguments
-        width = WORD_BYTES if change is None else change.head.width
+    rows, functions = Table([]).rows, np.zeros(3, np.int64)
+    for width in {*widths, WORD_BYTES}:
         nothing = np.empty(0, f"<u{width}")
-        functions = np.zeros(3, np.int64)
-        _loop()(functions, -1, 0, nothing, 0, 1, 0, nothing, *arguments, _NONE)
+        _loop()(functions, -1, 0, nothing, 0, 1, 0, nothing, rows, _NONE, _NO_FRESH)
 
 
 def _loop() -> Callable[..., Any]:
-    return compiled(gap_kernels.read_change_hash, *_CALLED)
+    return compiled(gap_kernels.read_change_hash, *LOOPS)
 
 
 def _widest(length: int) -> int:
     """Into what a tensor of ``length`` bytes that changes as bytes is best divided."""
     return next(width for width in (8, 4, 2, 1) if length % width == 0)
-
-
-@cache
-def _none(width: int) -> tuple[NDArray[Any], ...]:
-    """No changes, in the kinds of arrays that loops are compiled for anyhow."""
-    empty = np.empty(0, np.int64)
-    symbols, values = np.empty(0, np.uint8), np.empty(0, f"<u{width}")
-    for array in (symbols, values):
-        array.flags.writeable = False
-    return symbols, values, empty, empty, np.empty((0, 3), np.int64)

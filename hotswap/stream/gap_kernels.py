@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotswap.native_calls import call
+from hotswap.native_calls import bytes_at, call
 from hotswap.stream.frames import Bytes
 from hotswap.stream.gap_layout import Symbols, Values
+from hotswap.stream.gap_table import Row, Rows
 
 __all__ = [
     "change_elements",
     "change_in_turn",
     "change_piece",
+    "change_told",
+    "change_untold",
     "read_all",
     "read_change_hash",
+    "several",
     "xor_told",
     "xor_untold",
 ]
@@ -112,38 +116,56 @@ def change_elements(
     return touched
 
 
-def change_in_turn(
+def change_untold(
     symbols: Symbols,
     values: Values,
-    ends: NDArray[np.int64],
-    escapes: NDArray[np.int64],
-    places: NDArray[np.int64],
+    escape: int,
+    place: NDArray[np.int64],
     piece: Values,
     begin: int,
 ) -> None:
-    """As ``change_elements`` with several changes, one after the other, telling no words.
-
-    Their ``symbols`` and ``values`` follow one another; ``ends`` [changes] says where each one's
-    symbols end. ``places`` [changes x 3] count from the first of all.
-    """
-    for change in range(len(ends)):
-        symbol, value = places[change, 0], places[change, 1]
-        element, end, escape = places[change, 2] - begin, ends[change], escapes[change]
-        while symbol < end:
-            gap = np.int64(symbols[np.uint64(symbol)])
-            if gap == escape:
-                element += gap
-                symbol += 1
-                continue
-            if element + gap >= len(piece):
-                break
+    """As ``change_elements``, telling no words."""
+    symbol, value, element = place[0], place[1], place[2] - begin
+    while symbol < len(symbols):
+        gap = np.int64(symbols[np.uint64(symbol)])
+        if gap == escape:
             element += gap
-            piece[np.uint64(element)] ^= values[np.uint64(value)]
-            element += 1
             symbol += 1
-            value += 1
-        places[change, 0], places[change, 1] = symbol, value
-        places[change, 2] = element + begin
+            continue
+        if element + gap >= len(piece):
+            break
+        element += gap
+        piece[np.uint64(element)] ^= values[np.uint64(value)]
+        element += 1
+        symbol += 1
+        value += 1
+    place[0], place[1], place[2] = symbol, value, element + begin
+
+
+def change_in_turn(table: Rows, piece: Values, begin: int) -> None:
+    """As ``change_untold`` with each of the changes of a ``table`` (``gap_table``)."""
+    for number in range(len(table)):
+        row = table[number]
+        symbols, place = bytes_at(row[0], row[1]), row[5:]
+        values = bytes_at(row[2], row[3]).view(piece.dtype)
+        if row[4] == 0:
+            xor_untold(piece, values[begin : begin + len(piece)])
+        elif row[4] == 1:
+            change_untold(symbols, values, 255, place, piece, begin)
+        else:
+            change_untold(symbols.view(np.uint16), values, 65535, place, piece, begin)
+
+
+def change_told(row: Row, piece: Values, begin: int, words: NDArray[np.int64]) -> int:
+    """As ``change_elements`` with the change in a ``row`` of a table."""
+    symbols, place = bytes_at(row[0], row[1]), row[5:]
+    values = bytes_at(row[2], row[3]).view(piece.dtype)
+    if row[4] == 0:
+        change = values[begin : begin + len(piece)]
+        return xor_told(piece.view(np.uint64), change.view(np.uint64), words)
+    if row[4] == 1:
+        return change_elements(symbols, values, 255, place, piece, begin, words)
+    return change_elements(symbols.view(np.uint16), values, 65535, place, piece, begin, words)
 
 
 def read_change_hash(
@@ -155,12 +177,9 @@ def read_change_hash(
     block: int,
     begin: int,
     dense: Values,
-    symbols: Symbols,
-    values: Values,
-    ends: NDArray[np.int64],
-    escapes: NDArray[np.int64],
-    places: NDArray[np.int64],
+    table: Rows,
     words: NDArray[np.int64],
+    fresh: NDArray[np.uint64],
 ) -> tuple[int, int]:
     """Read ``count`` elements of a tensor from byte ``at`` of file ``fd`` on, change and hash them;
     how many were, which are fewer when the file cannot be read, and of how many words was told.
@@ -168,14 +187,15 @@ def read_change_hash(
     ``functions``: the addresses of ``pread`` and of an update of a hash, and the hash's state.
     ``out`` has room for all of them, or for the ``block`` elements that are in the processor's
     cache at once. ``begin`` is the first one's number. ``dense`` is XORed with them all, or empty;
-    ``symbols`` to ``places`` are as for ``change_in_turn``. ``words``, if it has room, is told of
-    the last of the changes, or of ``dense`` without any, from the first element on.
+    ``table`` as for ``change_in_turn``. ``words``, if it has room, is told of the last of the
+    changes, or of ``dense`` without any, from the first element on. ``fresh``, if it has room, is
+    what those words are then.
     """
     pread, update, state = functions[0], functions[1], functions[2]
     width = out.itemsize
     address: Any = np.int64(out.ctypes.data)
     keeps, told = len(out) >= count, len(words) > 0
-    quiet = len(ends) - 1 if told else len(ends)
+    quiet = len(table) - 1 if told else len(table)
     done, touched = 0, 0
     while done < count:
         size = min(block, count - done)
@@ -190,16 +210,58 @@ def read_change_hash(
         elif len(change) > 0:
             xor_untold(piece, change)
         if quiet > 0:
-            change_in_turn(symbols, values, ends[:quiet], escapes, places, piece, begin + done)
+            change_in_turn(table[:quiet], piece, begin + done)
         if told and quiet >= 0:
-            touched += change_elements(
-                symbols, values, escapes[quiet], places[quiet], piece, begin + done, words[touched:]
-            )
+            touched += change_told(table[quiet], piece, begin + done, words[touched:])
+        if len(fresh) > 0:
+            eights = piece.view(np.uint64)
+            for word in range(before, touched):
+                fresh[word] = eights[words[word]]
         for word in range(before, touched):
             words[word] += done * width >> 3
         call(update, state, begins, span, 0)
         done += size
     return done, touched
+
+
+def several(
+    functions: NDArray[np.int64],
+    tensors: NDArray[np.int64],
+    room: Values,
+    block: int,
+    table: Rows,
+    words: NDArray[np.int64],
+    fresh: NDArray[np.uint64],
+    told: NDArray[np.int64],
+) -> int:
+    """As ``read_change_hash`` for each of ``tensors``, whose elements are as wide; how many were.
+
+    Of each it has the file, the first byte there, how many elements, where in ``room`` they may
+    be and how many of them at once, the hash's state, and its first change in ``table`` and the
+    one after its last. ``block`` elements are in the processor's cache at once. ``told`` is how
+    many words each has in ``words``, the tensors' one after the other, if these have room.
+    """
+    touched = 0
+    for tensor in range(len(tensors)):
+        fd, at, count, begin, span, state, first, last = tensors[tensor]
+        done, found = read_change_hash(
+            np.array([functions[0], functions[1], state], np.int64),
+            fd,
+            at,
+            room[begin : begin + span],
+            count,
+            block,
+            0,
+            room[:0],
+            table[first:last],
+            words[touched:],
+            fresh[touched:],
+        )
+        if done < count:
+            return tensor
+        told[tensor] = found
+        touched += found
+    return len(tensors)
 
 
 def read_all(pread: int, fd: int, begins: int, span: int, place: int) -> bool:

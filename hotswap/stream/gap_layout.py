@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "FORMAT",
     "HEAD_BYTES",
     "WIDTHS",
+    "Dense",
     "GapHead",
     "Sparse",
     "Symbols",
@@ -77,7 +79,7 @@ class GapHead:
         return self.gap_width == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sparse:
     """Where a tensor changes and how: decoded, and known to lie within the tensor.
 
@@ -100,6 +102,34 @@ class Sparse:
     def size_bytes(self) -> int:
         """What it takes in memory."""
         return self.symbols.nbytes + self.values.nbytes
+
+    @cached_property
+    def places(self) -> tuple[int, int, int, int]:
+        """Where the symbols begin and how many bytes they are; the same of the values."""
+        symbols, values = self.symbols, self.values
+        return _address(symbols), symbols.nbytes, _address(values), values.nbytes
+
+
+@dataclass(frozen=True)
+class Dense:
+    """How a short tensor changes: new XOR old of every byte of it, decompressed."""
+
+    change: Bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.change.nbytes
+
+    @cached_property
+    def places(self) -> tuple[int, int, int, int]:
+        """As of ``Sparse``: no symbols, and a value for each byte."""
+        return 0, 0, _address(self.change), self.change.nbytes
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def escape_of(gap_width: int) -> int:

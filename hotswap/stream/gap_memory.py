@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import xxhash
 
-from hotswap.stream.gap_layout import Sparse
+from hotswap.stream.gap_layout import Dense, Sparse
 
 __all__ = ["LOGGED", "GapMemory"]
 
@@ -30,7 +30,7 @@ class GapMemory:
     def __init__(self, limit_bytes: int = _USUAL_BYTES) -> None:
         self.limit_bytes: int = limit_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Sparse] = OrderedDict()
+        self._kept: OrderedDict[_Key, Sparse | Dense] = OrderedDict()
         self._size_bytes = 0
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class GapMemory:
         """What is held."""
         return self._size_bytes
 
-    def get(self, blob: memoryview, length: int) -> Sparse | None:
+    def get(self, blob: memoryview, length: int) -> Sparse | Dense | None:
         """What ``blob`` changes in a tensor of ``length`` bytes, if that is known."""
         key = _key(blob, length)
         with self._lock:
@@ -50,7 +50,7 @@ class GapMemory:
                 self._kept.move_to_end(key)
             return found
 
-    def keep(self, blob: memoryview, length: int, change: Sparse) -> None:
+    def keep(self, blob: memoryview, length: int, change: Sparse | Dense) -> None:
         """Know that next time."""
         key = _key(blob, length)
         with self._lock:

@@ -24,7 +24,7 @@ from hotswap.stream.staging import InPlace
 from hotswap.stream.stored import StoredTensor
 from hotswap.stream.words import WORD_BYTES, Words, different_words, whole_words
 
-__all__ = ["OneTensor", "stage_one"]
+__all__ = ["Changed", "OneTensor", "stage_one"]
 
 _SHORT_BYTES = 2**11
 """Tensors up to here are changed at once: steps would take longer than what they do."""
@@ -33,6 +33,32 @@ _FUSED_BYTES = 8 * 2**20
 """What is handed on at once where no journal takes it."""
 
 _NONE: Words = np.empty(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """``tensor``, of file number ``file``, and its ``own`` deltas."""
+
+    tensor: StoredTensor
+    file: int
+    own: Sequence[Delta]
+    staging: InPlace
+
+    @property
+    def length(self) -> int:
+        """Bytes of the tensor."""
+        return self.tensor.span.length
+
+    def with_earlier(self) -> OneTensor:
+        """It and those that its own follow on, which are read. Raises: LocalDamaged."""
+        earlier = self.staging.earlier(self.tensor.name)
+        return OneTensor(
+            tensor=self.tensor,
+            file=self.file,
+            deltas=(*earlier, *self.own),
+            own_from=len(earlier),
+            staging=self.staging,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +94,11 @@ class OneTensor:
         """Whether ``hand_on`` has to be told which words are others."""
         changes = self.staging.changes
         return changes is not None and changes.wants_words(self.file)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the new bytes go anywhere."""
+        return self.staging.changes is not None
 
     def begin(self) -> None:
         """What was handed on before does not count."""
@@ -150,6 +181,15 @@ class OneTensor:
 
 def stage_one(one: OneTensor) -> None:
     """Change it, verify it, hand it on. Raises: DeltaDamaged, LocalDamaged, OSError."""
+    try:
+        _stage_one(one)
+    except DeltaDamaged:
+        if one.own_from:
+            one.check_earlier()
+        raise
+
+
+def _stage_one(one: OneTensor) -> None:
     one.begin()
     if one.length <= _SHORT_BYTES:
         _at_once(one)
@@ -189,7 +229,7 @@ def _in_few_calls(one: OneTensor) -> bool:
     fused = Fused.of(one.tensor, one.deltas, memory=one.staging.memory, told=told)
     if fused is None:
         return False
-    keeps = told or one.staging.changes is not None
+    keeps = told or one.is_kept
     most = CHUNK_BYTES if one.wants_words else _FUSED_BYTES
     for at in range(0, one.length, most):
         size = min(most, one.length - at)

@@ -21,11 +21,18 @@ Task: TypeAlias = tuple[int, Callable[[], None]]
 """How many bytes the work is about, and the work."""
 
 
-def run_all(pool: Executor, tasks: Iterable[Task]) -> None:
-    """Run every task. Raises: what the first one that failed raised, the others over."""
+def run_all(
+    pool: Executor, tasks: Iterable[Task], *, beside: Callable[[], None] | None = None
+) -> None:
+    """Run every task, and ``beside`` in this thread while they run.
+
+    Raises: what the first one that failed raised, the others over.
+    """
     ordered = sorted(tasks, key=lambda task: task[0], reverse=True)
     futures = [pool.submit(work) for work in _together(ordered)]
     try:
+        if beside is not None:
+            beside()
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
         for future in futures:

@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from hotswap.stream.blobs import Delta
-from hotswap.stream.encodings import Bytes, Encoding, overwrites
+from hotswap.stream.encodings import Bytes, Encoding, overwrites, xor_change
 from hotswap.stream.gap import Steps, decode_gap, steps_in_turn, steps_of
-from hotswap.stream.gap_layout import Sparse
+from hotswap.stream.gap_layout import Dense, Sparse
 from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_steps import XorSteps
 
-__all__ = ["decoded", "piecewise", "untold"]
+__all__ = ["decoded", "decoded_whole", "piecewise", "untold"]
 
 
 def piecewise(
@@ -69,12 +69,34 @@ def untold(
 def decoded(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | memoryview:
     """What a ``gap`` delta changes, or the xor frame that it holds. Raises: DeltaDamaged."""
     known = None if memory is None else memory.get(delta.blob, length)
-    if known is not None:
+    if isinstance(known, Sparse):
         return known
     change = decode_gap(delta.blob, length, where=delta.where)
     if memory is not None and isinstance(change, Sparse):
         memory.keep(delta.blob, length, change)
     return change
+
+
+def decoded_whole(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | Dense:
+    """As ``decoded``, for a tensor so short that all of a dense change may be at hand; ``delta``
+    is ``gap`` or ``xor``. Raises: DeltaDamaged."""
+    known = None if memory is None else memory.get(delta.blob, length)
+    if known is not None:
+        return known
+    change = _whole(delta, length)
+    if memory is not None:
+        memory.keep(delta.blob, length, change)
+    return change
+
+
+def _whole(delta: Delta, length: int) -> Sparse | Dense:
+    frame = delta.blob
+    if delta.encoding is Encoding.GAP:
+        change = decode_gap(delta.blob, length, where=delta.where)
+        if isinstance(change, Sparse):
+            return change
+        frame = change
+    return Dense(xor_change(frame, length, where=delta.where))
 
 
 class _Overwrite:

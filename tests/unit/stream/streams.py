@@ -71,11 +71,11 @@ def held_contents(directory: Path) -> dict[str, bytes]:
     return found
 
 
-def made(seed: int = 0, *, length: int = 3001, count: int = 4) -> Tensors:
-    """``count`` tensors of about ``length`` random bytes."""
+def made(seed: int = 0, *, length: int = 3001, count: int = 4, step: int = 1) -> Tensors:
+    """``count`` tensors of random bytes, the first of ``length``, each next one ``step`` longer."""
     source = np.random.default_rng(seed)
     return {
-        f"layers.{number}.weight": source.integers(0, 256, length + number, np.uint8)
+        f"layers.{number}.weight": source.integers(0, 256, length + number * step, np.uint8)
         for number in range(count)
     }
 

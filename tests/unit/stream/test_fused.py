@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from hotswap.sparse.cache import PatchCache
-from hotswap.stream import Keep, PullMode, fused, gap_kernels, one_tensor, pull
+from hotswap.stream import Keep, PullMode, fused, gap_kernels, one_tensor, pull, several
 from hotswap.stream.fused import Fused
 from hotswap.stream.state import Reserved
 from tests.tiers import mostly_long
@@ -34,7 +34,8 @@ LENGTHS = {"words": 4096 * 3, "elements": 4098 * 3, "bytes": 4099 * 3}
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that every tensor of a test is one for few calls, and several of them."""
+    """So that every tensor of a test is one for few calls of its own, and several of them."""
+    monkeypatch.setattr(several, "is_worth_fusing", lambda length: False)
     monkeypatch.setattr(fused, "_LEAST_BYTES", 1)
     monkeypatch.setattr(one_tensor, "PASSING_BYTES", 1024)
     monkeypatch.setattr(fused, "PASSING_BYTES", 1024)

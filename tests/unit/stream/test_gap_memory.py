@@ -76,7 +76,7 @@ def test_steps_that_nobody_asks_for_words_change_the_same(
     width: int, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernels as Python runs them: what numba makes of them has a test of its own.
-    monkeypatch.setattr(gap_native, "_compiled", lambda kernel: kernel)
+    monkeypatch.setattr(gap_native, "_compiled", lambda kernel, *called: kernel)
     source = np.random.default_rng(width)
     symbols = source.integers(0, 255, 90).astype(np.uint8)
     symbols[40:42] = 255  # no gap ends there, but the next one is longer

@@ -1,0 +1,56 @@
+"""What numba compiled, kept for later processes: one process at a time reads or writes it.
+
+numba keeps an index and a file for each kind of arguments, and writes one after the other. Two
+processes that compile a loop at the same time may take the same name for two kinds, and one that
+loads meanwhile finds under a kind what was compiled for another one, or of an earlier version: it
+would end in the middle of memory. A lock on the directory is enough.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["share_cache"]
+
+
+def share_cache(ready: Any) -> None:
+    """Let other processes wait while what is kept of ``ready``, which numba compiles, is read or
+    written. Nothing where numba keeps nothing."""
+    cache = getattr(ready, "_cache", None)
+    directory = getattr(cache, "cache_path", None)
+    if directory is None:
+        return
+    for name in ("load_overload", "save_overload"):
+        setattr(cache, name, _alone(getattr(cache, name), Path(directory)))
+
+
+def _alone(step: Callable[..., Any], directory: Path) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def alone(*given: Any) -> Any:
+        with _locked(directory):
+            return step(*given)
+
+    return alone
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Without the lock where there is no directory yet, or file system or user have none."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,71 @@
+"""What numba keeps for later processes is read and written by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hotswap.native_cache import share_cache
+
+
+class Cache:
+    """What numba has of a function, as far as it matters here."""
+
+    def __init__(self, cache_path: Path) -> None:
+        self.cache_path = str(cache_path)
+        self.done: list[str] = []
+
+    def load_overload(self, sig: str) -> str:
+        self.done.append(f"load {sig}")
+        return "loaded"
+
+    def save_overload(self, sig: str, data: object) -> None:
+        self.done.append(f"save {sig} {data}")
+
+
+@pytest.mark.parametrize("step", ["load", "save"])
+def test_it_waits_for_another_process(step: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "made" / "when asked")
+    share_cache(SimpleNamespace(_cache=cache))
+    assert cache.load_overload("first") == "loaded"  # nobody has the lock
+    fd = os.open(cache.cache_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    call = {
+        "load": lambda: cache.load_overload("a"),
+        "save": lambda: cache.save_overload("a", 7),
+    }[step]
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    waiting.join(0.1)
+    assert cache.done == ["load first"]
+    os.close(fd)
+    waiting.join()
+    assert cache.done[1:] == [{"load": "load a", "save": "save a 7"}[step]]
+
+
+def test_where_nothing_is_kept_nothing_is_waited_for(tmp_path: Path) -> None:
+    share_cache(lambda: None)  # as without a compiler
+    file = tmp_path / "file"
+    file.touch()
+    cache = Cache(file / "in a file")  # no directory can be made there
+    share_cache(SimpleNamespace(_cache=cache))
+    assert cache.load_overload("a") == "loaded"
+
+
+# An optional extra, which `make setup` installs.
+@pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
+def test_it_is_so_for_what_numba_compiles() -> None:
+    from hotswap.native import compiled
+    from hotswap.stream.gap_kernels import xor_untold
+
+    cache = compiled(xor_untold)._cache  # type: ignore[attr-defined]
+    assert {step.__wrapped__.__name__ for step in (cache.load_overload, cache.save_overload)} == {
+        "load_overload",
+        "save_overload",
+    }
