@@ -27,7 +27,7 @@ from hotswap.stream.piecewise import decoded
 from hotswap.stream.stored import StoredTensor
 from hotswap.stream.words import WORD_BYTES, Words
 from hotswap.stream.xor_native import word_room
-from hotswap.stream.xor_steps import WHOLE_BYTES, XorSteps
+from hotswap.stream.xor_steps import XorSteps
 
 __all__ = ["LOOPS", "PASSING_BYTES", "Fused", "is_worth_fusing", "load_fused"]
 
@@ -58,6 +58,7 @@ LOOPS = (
 """What ``read_change_hash`` calls."""
 
 _NONE: Words = np.empty(0, np.intp)
+_NOTHING: Bytes = np.empty(0, np.uint8)
 _NO_FRESH: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
@@ -72,15 +73,14 @@ class Fused:
         dense: XorSteps | None,
         told: bool,
     ) -> None:
-        """``sparse`` of elements of one width, at least one of them without ``dense``, which has
-        all of its change at hand. Raises: OSError when the file of ``tensor`` is none of here.
+        """``sparse`` of elements of one width, at least one of them without ``dense``.
+
+        Raises: OSError when the file of ``tensor`` is none of here.
         """
         self._hash = Hash()
         self._functions = np.array([*addresses(), self._hash.address], np.int64)
         self._tensor, self._fd = tensor, tensor.file.fileno()
         self._dense = dense
-        whole = None if dense is None else dense.whole
-        self._change = np.empty(0, np.uint8) if whole is None else whole
         self._table = Table(sparse)
         self._width = sparse[0].head.width if sparse else _widest(tensor.span.length)
         self._told, self._done = told, 0
@@ -119,8 +119,6 @@ class Fused:
             return None
         if told and dense and (len(deltas) > 1 or _widest(length) != WORD_BYTES):
             return None
-        if dense and length > WHOLE_BYTES:
-            return None
         steps = XorSteps(dense[0], length) if dense else None
         return cls(tensor, sparse=sparse, dense=steps, told=told)
 
@@ -134,6 +132,7 @@ class Fused:
         room: Values = out.view(f"<u{width}")
         count, begin = span // width, self._done
         words = word_room(span // WORD_BYTES + 2) if self._told else _NONE
+        change = _NOTHING if self._dense is None else self._dense.change(span)
         done, touched = _loop()(
             self._functions,
             self._fd,
@@ -142,7 +141,7 @@ class Fused:
             count,
             min(PASSING_BYTES // width, len(room)),
             begin // width,
-            self._change[begin : begin + span].view(room.dtype),
+            change.view(room.dtype),
             self._table.rows,
             words,
             _NO_FRESH,

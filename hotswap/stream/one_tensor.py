@@ -29,7 +29,7 @@ __all__ = ["Changed", "OneTensor", "stage_one"]
 _SHORT_BYTES = 2**11
 """Tensors up to here are changed at once: steps would take longer than what they do."""
 
-_FUSED_BYTES = 8 * 2**20
+_FUSED_BYTES = 4 * 2**20
 """What is handed on at once where no journal takes it."""
 
 _NONE: Words = np.empty(0, np.intp)

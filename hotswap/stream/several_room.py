@@ -14,7 +14,7 @@ from hotswap.stream.words import Words
 
 __all__ = ["ROOM_BYTES", "Room"]
 
-ROOM_BYTES = 2**23
+ROOM_BYTES = 2**22
 """What is made at once where the new bytes are kept: longer than most tensors, and short enough to
 be in the processor's cache until it is written."""
 

@@ -22,12 +22,12 @@ from hotswap.stream.errors import DeltaDamaged
 from hotswap.stream.words import Words
 from hotswap.stream.xor_native import is_worth_it, xor
 
-__all__ = ["WHOLE_BYTES", "XorSteps"]
+__all__ = ["XorSteps"]
 
 _MAX_WINDOW_BYTES = 2**27
 """What zstd takes unasked; level 1 needs 512 KiB."""
 
-WHOLE_BYTES = 16 * 2**20
+_WHOLE_BYTES = 16 * 2**20
 """What of a tensor is decompressed at once, straight to where it is wanted, for each thread."""
 
 _NONE: Words = np.empty(0, np.intp)
@@ -66,29 +66,28 @@ class XorSteps:
             read_across_frames=True,
         )
         self._ahead = np.empty(0, np.uint8)
-        if length * among <= WHOLE_BYTES:
+        if length * among <= _WHOLE_BYTES:
             self._ahead = self._room.buffer(length)
             self._fill(self._ahead)
 
     def __repr__(self) -> str:
         return f"<XorSteps {self._delta.where}>"
 
-    @property
-    def whole(self) -> Bytes | None:
-        """All of the change, before the first piece; None where there is only ever a part of it."""
-        return self._ahead if len(self._ahead) else None
+    def change(self, size: int) -> Bytes:
+        """The next ``size`` bytes of the change, until the next call. Raises: DeltaDamaged."""
+        if len(self._ahead):
+            change, self._ahead = self._ahead[:size], self._ahead[size:]
+            return change
+        change = _shared().buffer(size)
+        self._fill(change)
+        return change
 
     def apply(self, piece: Bytes) -> Words:
         """Turn the next ``piece`` into new bytes; the words that this changes.
 
         Raises: DeltaDamaged.
         """
-        size = len(piece)
-        if len(self._ahead):
-            change, self._ahead = self._ahead[:size], self._ahead[size:]
-        else:
-            change = _shared().buffer(size)
-            self._fill(change)
+        change = self.change(len(piece))
         if not self._told:
             np.bitwise_xor(piece, change, out=piece)
             return _NONE
