@@ -24,6 +24,7 @@ from hotswap.stream.place import Place
 from hotswap.stream.publisher_tensors import HostTensor
 
 __all__ = [
+    "VERSION_STAMP",
     "AnyDraft",
     "Blob",
     "Draft",
@@ -32,6 +33,9 @@ __all__ = [
     "full_file_parts",
     "weight_map_of",
 ]
+
+VERSION_STAMP = "version"
+"""Under which name each file of an aggregate says its version, among the checksums of tensors."""
 
 _WRITE_BYTES = 16 * 2**20
 
@@ -140,7 +144,7 @@ def blob_file_parts(blobs: Sequence[Blob], *, stamp: str | None = None) -> Itera
     """A safetensors file of blobs, piece by piece; ``stamp`` marks an aggregate's version."""
     metadata = {blob.name: blob.checksum for blob in blobs}
     if stamp is not None:
-        metadata["version"] = stamp
+        metadata[VERSION_STAMP] = stamp
     entries = [(blob.name, "U8", (len(blob.content),), len(blob.content)) for blob in blobs]
     yield _header(entries, metadata)
     for blob in blobs:

@@ -99,8 +99,13 @@ def _started(name: str, value: object) -> Callable[[], HostTensor]:
             f"tensor {name!r:.200} is a {type(value).__name__}, wanted a torch.Tensor or a numpy "
             "array"
         )
-    if value.is_neg():
-        value = value.clone()  # the bytes in memory have the other sign
+    if value.is_meta or value.is_nested or value.layout is not torch.strided:
+        seen = "nested" if value.is_nested else f"{value.layout} on {value.device}"
+        raise StreamError(
+            f"tensor {name!r:.200} is {seen}, wanted one whose elements lie in memory, each at its "
+            "place (torch.strided)"
+        )
+    value = value.resolve_conj().resolve_neg()  # the bytes in memory are other ones
     dtype, shape = _dtype_name(name, value), tuple(value.shape)
     solid = value.detach().contiguous()
     # One element, or none, is contiguous with any stride, which a view of bytes is refused for.

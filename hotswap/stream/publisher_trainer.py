@@ -33,7 +33,7 @@ from hotswap.stream.progress import Progress, Tally
 from hotswap.stream.publisher_aggregate import write_aggregate
 from hotswap.stream.publisher_announce import announce
 from hotswap.stream.publisher_diff import Diff, Made, advance, copied, diff_of
-from hotswap.stream.publisher_files import AnyDraft, Blob, draft_of
+from hotswap.stream.publisher_files import VERSION_STAMP, AnyDraft, Blob, draft_of
 from hotswap.stream.publisher_prune import prune
 from hotswap.stream.publisher_ranks import Alone, Ranks, agreed
 from hotswap.stream.publisher_run import open_run
@@ -123,11 +123,18 @@ class Publisher(Closing):
                 "an aggregate is a delta on the base checkpoint; "
                 "give base_dir (--base of hotswap publish)"
             )
+        if not run:
+            raise StreamError(
+                "the name of the run is empty, wanted one that only this run has, the same after "
+                "a restart"
+            )
         new_hasher(checksum_format)
         self.source: Place = place_of(source)
         self.run: str = run
         self.version: int = 0
         self._base_dir = base_dir and local_directory(base_dir, "the base checkpoint")
+        if aggregate_every and self._base_dir is not None:
+            _check_stamps(self.source, self._base_dir)
         self._encoding = encoding_named(encoding)
         self._checksum_format = checksum_format
         self._anchor_every = anchor_every
@@ -397,4 +404,20 @@ class Publisher(Closing):
 def _size_of(named: NamedTensors) -> int:
     """Bytes of all tensors, where that is known before they are there."""
     values = named.values() if isinstance(named, Mapping) else ()
-    return sum(getattr(value, "nbytes", 0) for value in values)
+    return sum(map(_bytes_of, values))
+
+
+def _bytes_of(value: object) -> int:
+    try:
+        return int(getattr(value, "nbytes", 0))
+    except RuntimeError:  # of a sparse tensor, which is refused when its turn comes
+        return 0
+
+
+def _check_stamps(source: Place, base_dir: Path) -> None:
+    """Raises: StreamError for a base that no aggregate can be about."""
+    if VERSION_STAMP in names_at(source, 0, base_dir=base_dir):
+        raise StreamError(
+            f"{base_dir}: has a tensor {VERSION_STAMP!r}, where the files of an aggregate have "
+            "their version; publish without aggregates (aggregate_every=0), or rename it"
+        )

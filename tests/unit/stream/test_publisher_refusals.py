@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hotswap.stream import (
 )
 from hotswap.stream.aggregate import DIRECTORY
 from hotswap.stream.layout import directory_of
+from hotswap.stream.publisher_tensors import host_tensors
 from tests.unit.stream.streams import Stream
 from tests.unit.stream.trained import (
     Trainer,
@@ -29,6 +31,52 @@ from tests.unit.stream.trained import (
 def test_an_aggregate_needs_the_base(trainer: Trainer) -> None:
     with pytest.raises(StreamError, match="give base_dir"):
         Publisher(trainer.source, run="a", aggregate_every=2)
+
+
+def test_an_aggregate_cannot_be_about_a_tensor_called_as_its_stamp(trainer: Trainer) -> None:
+    more = trainer.states[0] | {"version": torch.zeros(4)}
+    base = write_base(trainer.root / "stamped", more)
+    with pytest.raises(StreamError, match=r"a tensor 'version', where .* rename it"):
+        Publisher(trainer.source, run="a", base_dir=base, aggregate_every=2)
+    assert not trainer.source.exists()
+    with Publisher(trainer.source, run="a", base_dir=base) as publisher:
+        publisher.start_from(more)
+        publisher.publish(more | {"version": torch.ones(4)})
+    assert list(published_versions(trainer.source)) == [1]
+
+
+def test_a_run_has_a_name(trainer: Trainer) -> None:
+    with pytest.raises(StreamError, match="the name of the run is empty"):
+        Publisher(trainer.source, run="")
+    assert not trainer.source.exists()
+
+
+NOT_IN_MEMORY: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "meta": (lambda: torch.zeros(4, device="meta"), "torch.strided on meta"),
+    "sparse": (lambda: sparse(torch.sparse_coo), "torch.sparse_coo on cpu"),
+    "compressed": (lambda: sparse(torch.sparse_csr), "torch.sparse_csr on cpu"),
+}
+
+
+def sparse(layout: torch.layout) -> torch.Tensor:
+    tensor: torch.Tensor = torch.eye(2).to_sparse(layout=layout)
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("kind", NOT_IN_MEMORY)
+def test_a_tensor_whose_elements_are_not_there_is_named(kind: str, trainer: Trainer) -> None:
+    make, seen = NOT_IN_MEMORY[kind]
+    with Publisher(trainer.source, run="a") as publisher:
+        with pytest.raises(StreamError, match=f"tensor 'w' is {seen}, wanted"):
+            publisher.publish({"w": make()})
+        assert publisher.publish({"w": torch.ones(4)}).version == 1
+
+
+def test_a_conjugate_is_published_as_what_it_is(trainer: Trainer) -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    (tensor,) = host_tensors({"w": value})
+    assert tensor.content.tobytes() == value.resolve_conj().numpy().tobytes()
 
 
 def test_an_aggregate_of_what_the_base_lacks_is_refused_in_words(trainer: Trainer) -> None:
