@@ -23,7 +23,7 @@ from hotswap.stream.blobs import Delta
 from hotswap.stream.checksums import OWN_CHECKSUM
 from hotswap.stream.encodings import Encoding
 from hotswap.stream.errors import DeltaDamaged
-from hotswap.stream.fused import LOOPS, PASSING_BYTES, is_worth_fusing
+from hotswap.stream.fused import LOOPS, is_worth_fusing
 from hotswap.stream.gap_layout import Dense, Sparse
 from hotswap.stream.gap_table import Table
 from hotswap.stream.native_hash import Hash, addresses, has_native_hash
@@ -185,7 +185,7 @@ def _run(call: Sequence[_Taken]) -> int:
         np.array(addresses(), np.int64),
         np.array(list(_places(call, room)), np.int64),
         room.memory.view(f"<u{width}"),
-        PASSING_BYTES // width,
+        room.block // width,
         table.rows,
         words,
         fresh,

@@ -31,7 +31,9 @@ class Room:
     def __init__(self, ones: Sequence[OneTensor]) -> None:
         self._ones = ones
         self._keeps = ones[0].is_kept
-        size = sum(one.length for one in ones) if self._keeps else PASSING_BYTES
+        self.block: int = PASSING_BYTES
+        """So many bytes are in the processor's cache at once."""
+        size = sum(one.length for one in ones) if self._keeps else self.block
         self.memory: Bytes = chunk_room(size, at=ones[0].tensor.span.offset)
 
     def __repr__(self) -> str:
@@ -41,7 +43,7 @@ class Room:
         """For each, from which byte of ``memory`` on it may be, and how much of it at once."""
         begin = 0
         for one in self._ones:
-            yield begin, one.length if self._keeps else min(PASSING_BYTES, one.length)
+            yield begin, one.length if self._keeps else min(self.block, one.length)
             begin += one.length if self._keeps else 0
 
     def hand_on(self, count: int) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 from hotswap.sparse.cache import PatchCache
 from hotswap.sparse.patch import Patch
-from hotswap.stream import Keep, fused, gap, one_tensor, publish_delta, pull
+from hotswap.stream import (
+    Keep,
+    fused,
+    gap,
+    one_tensor,
+    publish_delta,
+    pull,
+    several,
+    several_room,
+    xor_steps,
+)
 from hotswap.stream.append import LogLimits
 from tests.unit.stream.streams import Tensors, held_contents, write_checkpoint
 
@@ -76,7 +86,7 @@ class Case:
                 self.root / "source",
                 at,
                 base_dir=self.root / "base",
-                patches=cache,
+                patches=cache if chance.random() < 0.8 else None,
                 keep=keep,
                 threads=chance.choice([1, 2, 3]),
                 limits=LogLimits(versions=chance.choice([1, 3, 8]), share=chance.choice([0.05, 5])),
@@ -110,6 +120,13 @@ def test_what_is_held_is_what_was_published(
         passing = chance.choice([1024, 2**14])
         monkeypatch.setattr(fused, "PASSING_BYTES", passing)
         monkeypatch.setattr(one_tensor, "PASSING_BYTES", passing)
+        monkeypatch.setattr(several_room, "PASSING_BYTES", passing)
+        monkeypatch.setattr(several, "ROOM_BYTES", chance.choice([2**14, 2**17, 2**22]))
+        monkeypatch.setattr(several, "_BATCH_BYTES", chance.choice([2**15, 2**25]))
+        monkeypatch.setattr(several, "_BLOB_BYTES", chance.choice([2**10, 2**23]))
+        monkeypatch.setattr(several, "_DENSE_BYTES", chance.choice([0, 4096, 2**16]))
+        monkeypatch.setattr(several, "_MOST_TOLD", chance.choice([100, 5000, 2**18]))
+        monkeypatch.setattr(xor_steps, "_WHOLE_BYTES", chance.choice([0, 4096, 2**24]))
         monkeypatch.setattr(one_tensor, "_FUSED_BYTES", chance.choice([4096, 2**16]))
         monkeypatch.setattr(one_tensor, "CHUNK_BYTES", chance.choice([2048, 8192]))
         monkeypatch.setattr(gap, "_HASHED_BYTES", chance.choice([2**13, 2**16, 2**23]))

@@ -41,7 +41,7 @@ WAYS = {"one by one": (1, 2, 3), "one, then two": (1, 3), "at once": (3,)}
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every tensor is one for a call with others, a few of them, and several pieces."""
     monkeypatch.setattr(fused, "_LEAST_BYTES", 1)
-    for module in (several, several_room, one_tensor, fused):
+    for module in (several_room, one_tensor, fused):
         monkeypatch.setattr(module, "PASSING_BYTES", 2**14)
     monkeypatch.setattr(several, "ROOM_BYTES", 3 * LENGTH)
 
