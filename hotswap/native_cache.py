@@ -3,7 +3,8 @@
 numba keeps an index and a file for each kind of arguments, and writes one after the other. Two
 processes that compile a loop at the same time may take the same name for two kinds, and one that
 loads meanwhile finds under a kind what was compiled for another one, or of an earlier version: it
-would end in the middle of memory. A lock on the directory is enough.
+would end in the middle of memory. A lock on the directory is enough; whoever does not get it, as
+another one hangs with it, goes on all the same.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 __all__ = ["share_cache"]
+
+_PATIENCE_S = 10.0
+"""Reading and writing take milliseconds."""
+
+_LOOK_AGAIN_S = 0.005
 
 
 def share_cache(ready: Any) -> None:
@@ -49,8 +56,27 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
         return
     try:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        is_locked = _has_lock(fd)
+        try:
+            yield
+        finally:
+            if is_locked:
+                # To close it would not do: a child that was forked meanwhile has it as well.
+                fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
+
+
+def _has_lock(fd: int) -> bool:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+        except OSError:
+            return False
+        else:
+            return True

@@ -15,6 +15,7 @@ from functools import partial
 from hotswap.sparse.cache import PatchCache
 from hotswap.stream.apply import grouped
 from hotswap.stream.blobs import Delta
+from hotswap.stream.errors import LocalBusy
 from hotswap.stream.in_files import OpenLocal, recording
 from hotswap.stream.in_place import stage_changes
 from hotswap.stream.layout import DeltaIndex
@@ -66,8 +67,8 @@ def append(
         try:
             stage_changes(here.stored, grouped(versions), staging, beside=write)
         except BaseException:
-            with suppress(OSError):
-                local.clear_log()
+            with suppress(OSError, LocalBusy):
+                local.drop_unnamed()
             raise
         with local.tally.phase("log"):
             before = {} if here.held.log is None else here.held.log.tensors

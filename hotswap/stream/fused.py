@@ -7,7 +7,6 @@ installed and the library of ``xxhash`` shows its functions; else the steps do t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -23,6 +22,7 @@ from hotswap.stream.gap_layout import Sparse, Values
 from hotswap.stream.gap_memory import GapMemory
 from hotswap.stream.gap_table import Table
 from hotswap.stream.native_hash import Hash, addresses, has_native_hash
+from hotswap.stream.one_prepares import one_prepares
 from hotswap.stream.piecewise import decoded
 from hotswap.stream.stored import StoredTensor
 from hotswap.stream.words import WORD_BYTES, Words
@@ -36,9 +36,6 @@ PASSING_BYTES = 2**18
 
 _LEAST_BYTES = 2**20
 """Tensors shorter than this are no reason to load a compiler."""
-
-_one_decodes = threading.Lock()
-"""Short steps of Python, that several threads would only hinder each other in."""
 
 
 def is_worth_fusing(length: int) -> bool:
@@ -107,7 +104,7 @@ class Fused:
         if encodings.count(Encoding.XOR) > 1:
             return None
         sparse, dense = list[Sparse](), [one for one in deltas if one.encoding is Encoding.XOR]
-        with _one_decodes:
+        with one_prepares():
             for delta in deltas:
                 if delta.encoding is Encoding.GAP:
                     change = decoded(delta, length, memory)

@@ -37,6 +37,7 @@ __all__ = [
     "join_two",
     "parse_sparse",
     "sparse_blob",
+    "unpacked_bytes",
 ]
 
 FORMAT = 1
@@ -170,6 +171,16 @@ def head_of(blob: memoryview, length: int, *, where: str) -> GapHead:
             where, f"{changed} changed elements", f"at most the {elements} of the tensor"
         )
     return GapHead(width=width, gap_width=gap_width, elements=elements, changed=changed)
+
+
+def unpacked_bytes(blob: memoryview) -> int:
+    """How long the streams of a blob are together by what it says, whether or not that can be; 0
+    for one without streams."""
+    if len(blob) < HEAD_BYTES + _U8.size or bytes(blob[: len(_MAGIC)]) != _MAGIC:
+        return 0
+    _, _, kind, width, gap_width, _, _, changed = _HEAD.unpack_from(blob)
+    (symbols,) = _U8.unpack_from(blob, HEAD_BYTES)
+    return int(symbols * gap_width + changed * width) if kind == _SPARSE else 0
 
 
 def parse_sparse(blob: memoryview, head: GapHead, *, where: str) -> Sparse:

@@ -18,7 +18,7 @@ __all__ = ["LOGGED", "GapMemory"]
 _USUAL_BYTES = 2**28
 """At 1 % of a model of bf16, what 8 versions of 1 GiB of it take, and half as much again."""
 
-_Key: TypeAlias = tuple[int, bytes]
+_Key: TypeAlias = tuple[str, int, bytes]
 
 
 class GapMemory:
@@ -41,18 +41,21 @@ class GapMemory:
         """What is held."""
         return self._size_bytes
 
-    def get(self, blob: memoryview, length: int) -> Sparse | Dense | None:
-        """What ``blob`` changes in a tensor of ``length`` bytes, if that is known."""
-        key = _key(blob, length)
+    def get(self, blob: memoryview, length: int, encoding: str = "gap") -> Sparse | Dense | None:
+        """What ``blob``, of ``encoding``, changes in a tensor of ``length`` bytes, if that is
+        known."""
+        key = _key(blob, length, encoding)
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
             return found
 
-    def keep(self, blob: memoryview, length: int, change: Sparse | Dense) -> None:
+    def keep(
+        self, blob: memoryview, length: int, change: Sparse | Dense, encoding: str = "gap"
+    ) -> None:
         """Know that next time."""
-        key = _key(blob, length)
+        key = _key(blob, length, encoding)
         with self._lock:
             if key in self._kept or change.size_bytes > self.limit_bytes:
                 return
@@ -69,8 +72,8 @@ class GapMemory:
             self._size_bytes = 0
 
 
-def _key(blob: memoryview, length: int) -> _Key:
-    return length, xxhash.xxh3_128_digest(blob)
+def _key(blob: memoryview, length: int, encoding: str) -> _Key:
+    return encoding, length, xxhash.xxh3_128_digest(blob)
 
 
 LOGGED = GapMemory()

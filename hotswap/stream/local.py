@@ -118,7 +118,7 @@ class LocalCheckpoint:
         if self.held is None and parsed(own_text(self.paths)) is not None:
             _log.warning("%s: its log is damaged; it will be seeded again", self.directory)
             self.condemn()
-        self.clear_log()
+        self._clear_log()
         return recovered
 
     def _recover(self) -> bool:
@@ -153,8 +153,13 @@ class LocalCheckpoint:
         write_durably(self.disk, self.paths.state, text, over_directory=True)
         forget(self.paths, self.disk)
 
-    def clear_log(self) -> None:
-        """Remove what is of no log that counts. Raises: OSError."""
+    def drop_unnamed(self) -> None:
+        """Remove what no log names. Raises: OSError, LocalBusy."""
+        self._check_lock()
+        self._clear_log()
+
+    def _clear_log(self) -> None:
+        """Remove what is of no log that counts."""
         held = self.held
         clear_leftovers(self.paths, self.disk, None if held is None else held.log)
 
@@ -272,7 +277,7 @@ class LocalCheckpoint:
             journal.close()
         self.tally.through(written=journal.size_bytes)
         self._finish()
-        self.clear_log()
+        self._clear_log()
 
     def _end_log(self, state: State) -> None:
         """Remove a log that would count on ``state`` too: the new state is the old one, to the bit.

@@ -80,12 +80,12 @@ def decoded(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | mem
 def decoded_whole(delta: Delta, length: int, memory: GapMemory | None) -> Sparse | Dense:
     """As ``decoded``, for a tensor so short that all of a dense change may be at hand; ``delta``
     is ``gap`` or ``xor``. Raises: DeltaDamaged."""
-    known = None if memory is None else memory.get(delta.blob, length)
+    known = None if memory is None else memory.get(delta.blob, length, delta.encoding)
     if known is not None:
         return known
     change = _whole(delta, length)
     if memory is not None:
-        memory.keep(delta.blob, length, change)
+        memory.keep(delta.blob, length, change, delta.encoding)
     return change
 
 

@@ -133,8 +133,6 @@ class Publisher(Closing):
         self.run: str = run
         self.version: int = 0
         self._base_dir = base_dir and local_directory(base_dir, "the base checkpoint")
-        if aggregate_every and self._base_dir is not None:
-            _check_stamps(self.source, self._base_dir)
         self._encoding = encoding_named(encoding)
         self._checksum_format = checksum_format
         self._anchor_every = anchor_every
@@ -256,6 +254,8 @@ class Publisher(Closing):
         def here() -> int:
             if self._ranks.rank:
                 return 0
+            if self._aggregate_every and self._base_dir is not None:
+                _check_stamps(self.source, self._base_dir)
             return open_run(
                 self.source,
                 self.run,

@@ -8,7 +8,6 @@ thread does it for the next ones.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from hotswap.stream.checksums import OWN_CHECKSUM
 from hotswap.stream.encodings import Encoding
 from hotswap.stream.errors import DeltaDamaged
 from hotswap.stream.fused import LOOPS, is_worth_fusing
-from hotswap.stream.gap_layout import Dense, Sparse
+from hotswap.stream.gap_layout import Dense, Sparse, unpacked_bytes
 from hotswap.stream.gap_table import Table
 from hotswap.stream.native_hash import Hash, addresses, has_native_hash
+from hotswap.stream.one_prepares import one_prepares
 from hotswap.stream.one_tensor import Changed, OneTensor
 from hotswap.stream.piecewise import decoded, decoded_whole
 from hotswap.stream.several_room import ROOM_BYTES, Room
@@ -41,14 +41,15 @@ _BATCH_BYTES = 2**25
 _BLOB_BYTES = 2**23
 """Of a version, for one task, which decodes all of it beforehand."""
 
+_DECODED_BYTES = 2**25
+"""What of a task is decoded beforehand, of all versions together: of what has more the rest is
+done one by one."""
+
 _DENSE_BYTES = 2**16
 """Tensors up to here are changed as a whole with others: one by one that takes far longer."""
 
 _MOST_TOLD = 2**18
 """Words that one call tells of, 16 bytes each."""
-
-_one_prepares = threading.Lock()
-"""Short steps of Python, that several threads would only hinder each other in."""
 
 _NONE: Words = np.empty(0, np.intp)
 _NO_FRESH: NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -103,9 +104,9 @@ def stage_several(changed: Sequence[Changed]) -> Iterator[OneTensor]:
     the local disk.
     """
     # A single one is long, and the steps of it are.
-    with _one_prepares if len(changed) > 1 else nullcontext():
+    with one_prepares() if len(changed) > 1 else nullcontext():
         ones = [one.with_earlier() for one in changed]
-        taken = [_taken(one) for one in ones]
+        taken = list(_all_taken(ones))
     for call in _calls([its for its in taken if its is not None]):
         yield from (its.one for its in call[_run(call) :])
     yield from (one for one, its in zip(ones, taken, strict=True) if its is None)
@@ -133,6 +134,16 @@ def _is_near(first: Changed, one: Changed) -> bool:
     return one.file == first.file and end - first.tensor.span.offset <= _BATCH_BYTES
 
 
+def _all_taken(ones: Iterable[OneTensor]) -> Iterator[_Taken | None]:
+    room = _DECODED_BYTES
+    for one in ones:
+        whole = one.length if one.length <= _DENSE_BYTES else 0
+        size = sum(max(whole, unpacked_bytes(delta.blob)) for delta in one.deltas)
+        taken = _taken(one) if size <= room else None
+        room -= size if taken is not None else 0
+        yield taken
+
+
 def _taken(one: OneTensor) -> _Taken | None:
     """``one`` and all that changes it, of elements of one width; None for what is done alone."""
     if one.last.checksum_format != OWN_CHECKSUM:
@@ -155,21 +166,19 @@ def _taken(one: OneTensor) -> _Taken | None:
 
 def _calls(taken: Sequence[_Taken]) -> Iterator[Sequence[_Taken]]:
     """``taken``, those together that fit into one call."""
-    call = list[_Taken]()
+    call, told, kept = list[_Taken](), 0, 0
     for one in sorted(taken, key=lambda one: one.width):
-        if call and not _fits(call, one):
+        more_told, more_kept = one.told, one.one.length if one.one.is_kept else 0
+        alike = bool(call) and call[0].width == one.width
+        if call and not (
+            alike and told + more_told <= _MOST_TOLD and kept + more_kept <= ROOM_BYTES
+        ):
             yield call
-            call = []
+            call, told, kept = [], 0, 0
         call.append(one)
+        told, kept = told + more_told, kept + more_kept
     if call:
         yield call
-
-
-def _fits(call: Sequence[_Taken], one: _Taken) -> bool:
-    more = (*call, one)
-    if one.width != call[0].width or sum(its.told for its in more) > _MOST_TOLD:
-        return False
-    return not one.one.is_kept or sum(its.one.length for its in more) <= ROOM_BYTES
 
 
 def _run(call: Sequence[_Taken]) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from hotswap import native_cache
 from hotswap.native_cache import share_cache
 
 
@@ -47,6 +49,42 @@ def test_it_waits_for_another_process(step: str, tmp_path: Path) -> None:
     os.close(fd)
     waiting.join()
     assert cache.done[1:] == [{"load": "load a", "save": "save a 7"}[step]]
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_cache, "_PATIENCE_S", 0.02)
+    cache = Cache(tmp_path)
+    share_cache(SimpleNamespace(_cache=cache))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert cache.load_overload("a") == "loaded"
+    os.close(fd)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    children = list[int]()
+
+    class Forking(Cache):
+        def load_overload(self, sig: str) -> str:
+            child = os.fork()
+            if not child:
+                signal.pause()
+                os._exit(0)
+            children.append(child)
+            return super().load_overload(sig)
+
+    cache = Forking(tmp_path)
+    share_cache(SimpleNamespace(_cache=cache))
+    cache.load_overload("a")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else it is the child's
+    finally:
+        os.close(fd)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_where_nothing_is_kept_nothing_is_waited_for(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hotswap.stream import Keep, LocalDiskFailed, journal_room, pull
+from hotswap.stream import Keep, LocalDiskFailed, journal_room, log_files, pull
 from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.stream.log import file_of
@@ -268,16 +268,18 @@ def length_counts_from(journal_bytes: int) -> Iterator[None]:
 def pull_now(
     stream: Stream, target: int, *, disk: Disk | None = None, keep: Keep = Keep.FILES
 ) -> None:
-    """Pull with one thread, so that calls come in the same order each time."""
-    pull(
-        stream.local,
-        stream.source,
-        target,
-        base_dir=stream.base,
-        threads=1,
-        disk=disk,
-        keep=keep,
-    )
+    """Pull with one thread, so that calls come in the same order each time, and with a write for
+    each blob of a log."""
+    with patch.object(log_files, "_WRITE_BYTES", 1):
+        pull(
+            stream.local,
+            stream.source,
+            target,
+            base_dir=stream.base,
+            threads=1,
+            disk=disk,
+            keep=keep,
+        )
 
 
 def add_aggregate(stream: Stream, version: int, *, stamp: int | None = None) -> Path:

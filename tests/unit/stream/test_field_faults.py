@@ -28,6 +28,7 @@ from hotswap.stream import (
     StreamError,
     VersionMissing,
     directory_of,
+    log_files,
     pull,
 )
 from hotswap.stream.checksums import OWN_CHECKSUM
@@ -112,8 +113,9 @@ def spoil(path: Path, at: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("write", [0, 6, 11])
 def test_a_pull_that_stops_at_a_write_is_finished_by_the_next(
-    kind: Kind, write: int, keep: Keep, tmp_path: Path
+    kind: Kind, write: int, keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_files, "_WRITE_BYTES", 1)  # a write for each blob
     stream = added(Kept(tmp_path, keep, length=500, count=20), kind)
     reach(stream, 0)
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from hotswap.stream import (
     several_room,
 )
 from hotswap.stream.append import LogLimits
-from hotswap.stream.layout import directory_of
+from hotswap.stream.layout import INDEX, directory_of
 from tests.tiers import mostly_long
 from tests.unit.stream.streams import Stream, held_contents, publish, refusal_of
 
@@ -286,6 +287,59 @@ def test_a_batch_is_cut_where_much_is_decoded_or_told(
     monkeypatch.setattr(several, "_MOST_TOLD", 800)  # about 330 elements of each tensor change
     pulled(stream, tmp_path / "told", (1, 2), Keep.LOG)
     assert held_contents(tmp_path / "told") == stream.at(2)
+
+
+@pytest.mark.parametrize("keep", [Keep.LOG, Keep.COPIES])
+def test_what_is_decoded_beforehand_is_bounded(
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
+) -> None:
+    """About 330 changes of each tensor and version, of three bytes each: two tensors at a time."""
+    stream = streamed(tmp_path, "gap", "gap")
+    monkeypatch.setattr(several, "_DENSE_BYTES", 0)
+    for bytes_, tensors in ((2**11 + 2**9, [2, 2]), (0, [])):
+        monkeypatch.setattr(several, "_DECODED_BYTES", bytes_)
+        local = tmp_path / str(bytes_)
+        pull(local, stream.source, 0, base_dir=stream.base)
+        runs.done.clear()
+        pull(local, stream.source, 1, base_dir=stream.base, keep=keep, threads=1)
+        assert runs.done == tensors
+        assert held_contents(local) == stream.at(1)
+
+
+def test_calls_are_put_together_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of short tensors may be in a batch."""
+    asked = [0]
+
+    class Short:
+        width, one = 2, SimpleNamespace(is_kept=False, length=8)
+
+        @property
+        def told(self) -> int:
+            asked[0] += 1
+            return 1
+
+    monkeypatch.setattr(several, "_MOST_TOLD", 600)
+    calls = list(several._calls([Short() for _ in range(1000)]))  # type: ignore[misc]
+    assert [len(call) for call in calls] == [600, 400]
+    assert asked == [1000]
+
+
+@pytest.mark.parametrize("there", ["gap", "xor"])
+def test_what_was_decoded_of_another_encoding_is_not_taken(there: str, tmp_path: Path) -> None:
+    """The same blobs under an index that says otherwise are as damaged as in a new process."""
+    stream = streamed(tmp_path, there, length=2048)
+    pull(stream.local, stream.source, 0, base_dir=stream.base, keep=Keep.LOG)
+    pull(stream.local, stream.source, 1, base_dir=stream.base, keep=Keep.LOG)
+    # The same change once more leads back to the base; its blobs are those of version 1.
+    publish(stream.source, 2, stream.tensors[1], stream.tensors[0], encoding=there)
+    index = directory_of(stream.source, 2) / INDEX
+    said = index.read_text()
+    index.write_text(said.replace(f'"{there}"', '"xor"' if there == "gap" else '"gap"'))
+    refused = refusal_of(
+        lambda: pull(stream.local, stream.source, 2, base_dir=stream.base, keep=Keep.LOG)
+    )
+    assert isinstance(refused, DeltaDamaged)
+    assert held_contents(stream.local) == stream.at(1)
 
 
 def test_rooms_are_as_long_as_what_is_in_them(
