@@ -265,12 +265,18 @@ def length_counts_from(journal_bytes: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_write_for_each_blob() -> Iterator[None]:
+    """Within it a version of a log is cut wherever a blob of it ends, and not each MiB."""
+    with patch.object(log_files, "_WRITE_BYTES", 1):
+        yield
+
+
 def pull_now(
     stream: Stream, target: int, *, disk: Disk | None = None, keep: Keep = Keep.FILES
 ) -> None:
-    """Pull with one thread, so that calls come in the same order each time, and with a write for
-    each blob of a log."""
-    with patch.object(log_files, "_WRITE_BYTES", 1):
+    """Pull with one thread, so that calls come in the same order each time."""
+    with a_write_for_each_blob():
         pull(
             stream.local,
             stream.source,

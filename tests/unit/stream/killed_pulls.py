@@ -13,7 +13,7 @@ from pathlib import Path
 from hotswap.stream import Keep, materialize, pull
 from hotswap.stream.disk import Disk
 from tests.unit.stream.compiled import compile_once
-from tests.unit.stream.crash_setups import length_counts_from
+from tests.unit.stream.crash_setups import a_write_for_each_blob, length_counts_from
 from tests.unit.stream.faulty_disk import killing
 
 
@@ -37,7 +37,8 @@ def _work(spec: dict[str, object], local: Path, disk: Disk) -> None:
     if spec["keep"] is None:
         materialize(local, threads=1, disk=disk)
         return
-    with length_counts_from(int(str(spec["long_journal_bytes"]))):
+    journal_bytes = int(str(spec["long_journal_bytes"]))
+    with length_counts_from(journal_bytes), a_write_for_each_blob():
         pull(
             local,
             Path(str(spec["source"])),

@@ -28,7 +28,6 @@ from hotswap.stream import (
     StreamError,
     VersionMissing,
     directory_of,
-    log_files,
     pull,
 )
 from hotswap.stream.checksums import OWN_CHECKSUM
@@ -36,6 +35,7 @@ from hotswap.stream.disk import Disk
 from hotswap.stream.layout import INDEX
 from hotswap.testing.delivered import delivered
 from tests.tiers import mostly_long
+from tests.unit.stream.crash_setups import a_write_for_each_blob
 from tests.unit.stream.faulty_disk import FaultyDisk
 from tests.unit.stream.streams import Stream, edit_index, held_contents, write_checkpoint
 
@@ -113,9 +113,8 @@ def spoil(path: Path, at: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("write", [0, 6, 11])
 def test_a_pull_that_stops_at_a_write_is_finished_by_the_next(
-    kind: Kind, write: int, keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, write: int, keep: Keep, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(log_files, "_WRITE_BYTES", 1)  # a write for each blob
     stream = added(Kept(tmp_path, keep, length=500, count=20), kind)
     reach(stream, 0)
 
@@ -124,7 +123,7 @@ def test_a_pull_that_stops_at_a_write_is_finished_by_the_next(
             raise OSError(errno.EIO, "Input/output error")
 
     disk = FaultyDisk(stops)
-    with pytest.raises(StreamError):
+    with pytest.raises(StreamError), a_write_for_each_blob():
         stream.pull(1, disk=disk)
     assert disk.calls.count("write") > write
     # Asked for again, and once more: a difference that is applied twice would be undone.
