@@ -126,8 +126,9 @@ def test_a_client_that_reads_nothing_is_cut_off(model: Path) -> None:
             head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             deaf.sendall(head.encode() + body)
             # Polling another process, which has much to do: there is no event of ours to wait for.
-            while not (status := client.get("/status").json())["http_requests"]:
-                time.sleep(0.05)
+            # That the request is there says nothing: it may not have begun to run.
+            while not client.get("/status").json()["in_flight"]["running"]:
+                time.sleep(0.02)
             while (status := client.get("/status").json())["in_flight"]["running"]:
                 time.sleep(0.05)
             assert status["http_requests"] == 1
