@@ -9,8 +9,8 @@ another one hangs with it, goes on all the same.
 
 from __future__ import annotations
 
-import fcntl
 import functools
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,24 +30,32 @@ def share_cache(ready: Any) -> None:
     """Let other processes wait while what is kept of ``ready``, which numba compiles, is read or
     written. Nothing where numba keeps nothing."""
     cache = getattr(ready, "_cache", None)
-    directory = getattr(cache, "cache_path", None)
-    if directory is None:
+    directory, fcntl = getattr(cache, "cache_path", None), _fcntl()
+    if directory is None or fcntl is None:
         return
     for name in ("load_overload", "save_overload"):
-        setattr(cache, name, _alone(getattr(cache, name), Path(directory)))
+        setattr(cache, name, _alone(getattr(cache, name), Path(directory), fcntl))
 
 
-def _alone(step: Callable[..., Any], directory: Path) -> Callable[..., Any]:
+def _fcntl() -> Any | None:
+    """None where the operating system has no locks: it goes without."""
+    try:
+        return importlib.import_module("fcntl")
+    except ImportError:
+        return None
+
+
+def _alone(step: Callable[..., Any], directory: Path, fcntl: Any) -> Callable[..., Any]:
     @functools.wraps(step)
     def alone(*given: Any) -> Any:
-        with _locked(directory):
+        with _locked(directory, fcntl):
             return step(*given)
 
     return alone
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path, fcntl: Any) -> Iterator[None]:
     """Without the lock where there is no directory yet, or file system or user have none."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -56,7 +64,7 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
         return
     try:
-        is_locked = _has_lock(fd)
+        is_locked = _has_lock(fd, fcntl)
         try:
             yield
         finally:
@@ -67,7 +75,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _has_lock(fd: int) -> bool:
+def _has_lock(fd: int, fcntl: Any) -> bool:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -75,6 +83,7 @@ def _has_lock(fd: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
+            # Another process's lock: it tells nobody when it is free, and to block has no end.
             time.sleep(_LOOK_AGAIN_S)
         except OSError:
             return False

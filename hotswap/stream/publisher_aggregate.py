@@ -23,14 +23,29 @@ from hotswap.stream.objects import Objects
 from hotswap.stream.parallel import run_all
 from hotswap.stream.place import Place
 from hotswap.stream.publisher_diff import Made
-from hotswap.stream.publisher_files import Blob, blob_file_parts, weight_map_of
+from hotswap.stream.publisher_files import (
+    VERSION_STAMP,
+    Blob,
+    blob_file_parts,
+    weight_map_of,
+)
 from hotswap.stream.publisher_index import delta_index
 from hotswap.stream.publisher_ranks import Ranks, agreed
+from hotswap.stream.publisher_snapshot import names_at
 from hotswap.stream.publisher_tensors import HostTensor, width_of
 from hotswap.stream.state import write_durably
 from hotswap.stream.stored import StoredTensor, StoredTensors
 
-__all__ = ["write_aggregate"]
+__all__ = ["check_stamps", "write_aggregate"]
+
+
+def check_stamps(source: Place, base_dir: Path) -> None:
+    """Raises: StreamError for a base that no aggregate can be about."""
+    if VERSION_STAMP in names_at(source, 0, base_dir=base_dir):
+        raise StreamError(
+            f"{base_dir}: has a tensor {VERSION_STAMP!r}, where the files of an aggregate have "
+            "their version; publish without aggregates (aggregate_every=0), or rename it"
+        )
 
 
 def write_aggregate(

@@ -22,7 +22,7 @@ from hotswap.stream.stored import is_text
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostTensor", "NamedTensors", "host_tensors", "tensor_of", "width_of"]
+__all__ = ["HostTensor", "NamedTensors", "host_tensors", "size_of", "tensor_of", "width_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,19 @@ def width_of(dtype: str) -> int:
     """Bytes an element of a dtype of safetensors, for ``gap``: 1, 2, 4 or 8."""
     bits = re.search(r"\d+", dtype)
     return 1 if bits is None else min(8, max(1, int(bits[0]) // 8))
+
+
+def size_of(named: NamedTensors) -> int:
+    """Bytes of all tensors, where that is known before they are there."""
+    values = named.values() if isinstance(named, Mapping) else ()
+    return sum(map(_bytes_of, values))
+
+
+def _bytes_of(value: object) -> int:
+    try:
+        return int(getattr(value, "nbytes", 0))
+    except RuntimeError:  # of a sparse tensor, which is refused when its turn comes
+        return 0
 
 
 def host_tensors(named: NamedTensors, *, ahead: int = 2) -> Iterator[HostTensor]:

@@ -30,16 +30,16 @@ from hotswap.stream.frames import Bytes
 from hotswap.stream.objects import Objects
 from hotswap.stream.place import Place, local_directory, place_of
 from hotswap.stream.progress import Progress, Tally
-from hotswap.stream.publisher_aggregate import write_aggregate
+from hotswap.stream.publisher_aggregate import check_stamps, write_aggregate
 from hotswap.stream.publisher_announce import announce
 from hotswap.stream.publisher_diff import Diff, Made, advance, copied, diff_of
-from hotswap.stream.publisher_files import VERSION_STAMP, AnyDraft, Blob, draft_of
+from hotswap.stream.publisher_files import AnyDraft, Blob, draft_of
 from hotswap.stream.publisher_prune import prune
 from hotswap.stream.publisher_ranks import Alone, Ranks, agreed
 from hotswap.stream.publisher_run import open_run
 from hotswap.stream.publisher_share import Told, check_some, given_owners, whole_owners
 from hotswap.stream.publisher_snapshot import Snapshot, check_in_base, names_at, restored
-from hotswap.stream.publisher_tensors import HostTensor, NamedTensors
+from hotswap.stream.publisher_tensors import HostTensor, NamedTensors, size_of
 from hotswap.stream.publisher_ties import without_ties
 from hotswap.stream.publisher_version import Whole, write_delta, write_full
 
@@ -124,10 +124,7 @@ class Publisher(Closing):
                 "give base_dir (--base of hotswap publish)"
             )
         if not run:
-            raise StreamError(
-                "the name of the run is empty, wanted one that only this run has, the same after "
-                "a restart"
-            )
+            raise StreamError("the name of the run is empty, wanted one that only it has")
         new_hasher(checksum_format)
         self.source: Place = place_of(source)
         self.run: str = run
@@ -255,7 +252,7 @@ class Publisher(Closing):
             if self._ranks.rank:
                 return 0
             if self._aggregate_every and self._base_dir is not None:
-                _check_stamps(self.source, self._base_dir)
+                check_stamps(self.source, self._base_dir)
             return open_run(
                 self.source,
                 self.run,
@@ -285,7 +282,7 @@ class Publisher(Closing):
         def compare() -> tuple[Snapshot, Diff]:
             mine = without_ties(named, self._known())
             snapshot = None if self._is_first else self._remembered(mine, made)
-            with made.tally.phase("diff", total_bytes=_size_of(mine)):
+            with made.tally.phase("diff", total_bytes=size_of(mine)):
                 if snapshot is None:
                     return copied(mine, made)
                 return snapshot, diff_of(mine, snapshot, made)
@@ -399,25 +396,3 @@ class Publisher(Closing):
                     made=made,
                     disk=self._disk,
                 )
-
-
-def _size_of(named: NamedTensors) -> int:
-    """Bytes of all tensors, where that is known before they are there."""
-    values = named.values() if isinstance(named, Mapping) else ()
-    return sum(map(_bytes_of, values))
-
-
-def _bytes_of(value: object) -> int:
-    try:
-        return int(getattr(value, "nbytes", 0))
-    except RuntimeError:  # of a sparse tensor, which is refused when its turn comes
-        return 0
-
-
-def _check_stamps(source: Place, base_dir: Path) -> None:
-    """Raises: StreamError for a base that no aggregate can be about."""
-    if VERSION_STAMP in names_at(source, 0, base_dir=base_dir):
-        raise StreamError(
-            f"{base_dir}: has a tensor {VERSION_STAMP!r}, where the files of an aggregate have "
-            "their version; publish without aggregates (aggregate_every=0), or rename it"
-        )

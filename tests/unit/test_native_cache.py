@@ -6,9 +6,11 @@ import fcntl
 import importlib.util
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,13 @@ def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path
             os.waitpid(child, 0)
 
 
+def test_without_locks_it_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # cannot be imported, as on some systems
+    cache = Cache(tmp_path)
+    share_cache(SimpleNamespace(_cache=cache))
+    assert cache.load_overload("a") == "loaded"
+
+
 def test_where_nothing_is_kept_nothing_is_waited_for(tmp_path: Path) -> None:
     share_cache(lambda: None)  # as without a compiler
     file = tmp_path / "file"
@@ -102,7 +111,8 @@ def test_it_is_so_for_what_numba_compiles() -> None:
     from hotswap.native import compiled
     from hotswap.stream.gap_kernels import xor_untold
 
-    cache = compiled(xor_untold)._cache  # type: ignore[attr-defined]
+    ready: Any = compiled(xor_untold)
+    cache = ready._cache
     assert {step.__wrapped__.__name__ for step in (cache.load_overload, cache.save_overload)} == {
         "load_overload",
         "save_overload",

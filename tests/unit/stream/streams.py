@@ -71,6 +71,14 @@ def held_contents(directory: Path) -> dict[str, bytes]:
     return found
 
 
+def damage(local: Path) -> None:
+    """Change a byte of a tensor in a local checkpoint."""
+    file = next(local.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
 def made(seed: int = 0, *, length: int = 3001, count: int = 4, step: int = 1) -> Tensors:
     """``count`` tensors of random bytes, the first of ``length``, each next one ``step`` longer."""
     source = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ from hotswap.stream import Keep, PullMode, fused, gap_kernels, one_tensor, pull,
 from hotswap.stream.fused import Fused
 from hotswap.stream.state import Reserved
 from tests.tiers import mostly_long
-from tests.unit.stream.streams import Stream, held_contents
+from tests.unit.stream.streams import Stream, damage, held_contents
 
 # An optional extra, which `make setup` installs.
 pytestmark = pytest.mark.skipif(
@@ -131,10 +131,7 @@ def test_without_who_asks_for_words(tmp_path: Path, calls: Calls) -> None:
 def test_a_damaged_copy_is_told_from_a_damaged_delta(keep: Keep, tmp_path: Path) -> None:
     stream = Stream(tmp_path, "gap", length=12_344)
     pull(stream.local, stream.source, 0, base_dir=stream.base)
-    file = next(stream.local.glob("*.safetensors"))
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
+    damage(stream.local)
     report = pull(stream.local, stream.source, 1, base_dir=stream.base, keep=keep)
     assert report.mode is PullMode.RESEED
     assert "has the checksum" in str(report.reason)
